@@ -1,0 +1,25 @@
+"""The protocols through which packages meet; implementers need not import them."""
+
+from ds_core.contracts.comm import CommEvent, CommObserver
+from ds_core.contracts.hook import Hook, StepEvent
+from ds_core.contracts.optimizer import FlatStep, OptimizerFactory
+from ds_core.contracts.shard import BUFFER, WEIGHT, ShardReader, TensorShard
+from ds_core.contracts.store import Pending, TensorStore
+from ds_core.contracts.strategy import StepReport, UpdateStrategy
+
+__all__ = [
+    "BUFFER",
+    "WEIGHT",
+    "CommEvent",
+    "CommObserver",
+    "FlatStep",
+    "Hook",
+    "OptimizerFactory",
+    "Pending",
+    "ShardReader",
+    "StepEvent",
+    "StepReport",
+    "TensorShard",
+    "TensorStore",
+    "UpdateStrategy",
+]
