@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import os
+import pickle
 import sys
 import tempfile
 import time
@@ -78,7 +79,7 @@ def _collect(readers: list[Connection], deadline: float, timeout: float) -> list
         for reader in ready:
             rank = waiting.pop(reader)  # type: ignore[call-overload]
             try:
-                good, value = reader.recv()  # type: ignore[union-attr]
+                good, value = pickle.loads(reader.recv_bytes())  # type: ignore[union-attr]
             except EOFError:
                 raise RankFailure(f"rank {rank} died without a word") from None
             if not good:
@@ -119,9 +120,10 @@ def _run_rank(
     except BaseException:
         result = (False, traceback.format_exc())
     try:
-        writer.send(result)
+        message = pickle.dumps(result)  # by value: this process is gone before it is read
     except Exception:
-        writer.send((False, traceback.format_exc()))
+        message = pickle.dumps((False, traceback.format_exc()))
+    writer.send_bytes(message)
     writer.close()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -3,9 +3,10 @@
 from ds_core.contracts.comm import CommEvent, CommObserver
 from ds_core.contracts.hook import Hook, StepEvent
 from ds_core.contracts.optimizer import FlatStep, OptimizerFactory
+from ds_core.contracts.schedule import Schedule
 from ds_core.contracts.shard import BUFFER, WEIGHT, ShardReader, TensorShard
 from ds_core.contracts.store import Pending, TensorStore
-from ds_core.contracts.strategy import StepReport, UpdateStrategy
+from ds_core.contracts.strategy import LoadWhat, StepReport, UpdateStrategy
 
 __all__ = [
     "BUFFER",
@@ -14,8 +15,10 @@ __all__ = [
     "CommObserver",
     "FlatStep",
     "Hook",
+    "LoadWhat",
     "OptimizerFactory",
     "Pending",
+    "Schedule",
     "ShardReader",
     "StepEvent",
     "StepReport",

@@ -36,7 +36,8 @@ class Hook(Protocol):
     """An object with any subset of these methods; the engine calls those that exist.
 
     Hooks run in the order they were given. `before_forward` may replace the arguments of the
-    module. State, if any, is a JSON-serialisable dict and goes into checkpoints under `key`.
+    module; the two forward hooks run in training mode only. State, if any, is a JSON-serialisable
+    dict and goes into checkpoints under `key`.
     """
 
     key: str

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 WEIGHT = "weight"
-"""The slot of a parameter's value: the fp32 master where there is one, else the parameter itself."""
+"""The slot of a parameter's value: its fp32 master, or the parameter itself without one."""
 
 BUFFER = "buffer"
 """The slot of a persistent module buffer."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,22 @@ class StepReport:
     skipped: bool = False
     loss_scale: float = 1.0
     nonfinite: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWhat:
+    """Which state `load` takes from a checkpoint.
+
+    Attributes:
+        weights: parameters and buffers.
+        optimizer: moments, parameter-group options and the loss scale.
+        strict: a trained parameter or buffer that the checkpoint lacks, or the other way round,
+            is an error; otherwise it is left as it is, with a warning.
+    """
+
+    weights: bool = True
+    optimizer: bool = True
+    strict: bool = True
 
 
 class UpdateStrategy(Protocol):
@@ -58,7 +74,10 @@ class UpdateStrategy(Protocol):
     def shards(self) -> Iterable[TensorShard]:
         """The state this rank must save: over all ranks each element exactly once."""
 
-    def load(self, reader: ShardReader, *, weights: bool, optimizer: bool) -> None:
+    def facts(self) -> dict[str, Any]:
+        """The rest of the state, JSON-serialisable and equal on all ranks."""
+
+    def load(self, reader: ShardReader, facts: Mapping[str, Any], *, what: LoadWhat) -> None:
         """Fill what this rank owns; checks names and shapes before it writes anything."""
 
     def close(self) -> None:
