@@ -216,14 +216,9 @@ class Replicated:
     def _norm(self, grads: list[tuple[nn.Parameter, Tensor]]) -> float:
         shared: list[Tensor] = []
         sharded: list[Tensor] = []
-        model = self._groups.model
-        if model.world_size == 1 and all(p in self._buckets for p, _ in grads):
-            shared = [bucket.gradients for bucket in self._buckets.buckets]
-        else:
-            for param, grad in grads:
-                values = _values(grad)
-                (sharded if is_model_parallel(param) else shared).append(values)
-        return total_norm(shared, sharded, model)
+        for param, grad in grads:  # one by one: a norm by bucket would depend on the bucket size
+            (sharded if is_model_parallel(param) else shared).append(_values(grad))
+        return total_norm(shared, sharded, self._groups.model)
 
     def _nonfinite(self) -> tuple[str, ...]:
         bad = []
