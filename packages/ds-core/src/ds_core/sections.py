@@ -6,6 +6,8 @@ value), `endless` (infinity means None), `only` (the one value that can be serve
 (what to do instead).
 """
 
+# ruff: noqa: RUF009  (`setting` returns a dataclass field, which the rule cannot see)
+
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field

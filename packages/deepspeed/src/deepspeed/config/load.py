@@ -134,7 +134,7 @@ def _read(
     general = _read_top(General, values, findings)
     batch_keys = _read_top(BatchKeys, values, findings)
     given = _read_sections(values, installed, findings)
-    for rule in _RULES:
+    for rule in () if partial else _RULES:
         rule(given, findings)
     if general is not None:
         general = settle_clipping(general, given, values, findings)
@@ -149,7 +149,7 @@ def _read(
         batch = resolve_batch(batch_keys, values, world, findings)
     if findings.autos and not partial:
         findings.faults.append(_left_auto(findings.autos))
-    findings.faults = _in_file_order(findings.faults, raw.values)
+    findings.faults = _as_in_file(findings.faults, raw.values)
     config = Config(
         raw=raw.values,
         general=general or General(),
@@ -238,7 +238,10 @@ def _left_auto(paths: list[str]) -> Fault:
     )
 
 
-def _in_file_order(faults: list[Fault], values: Mapping[str, Any]) -> list[Fault]:
+def _as_in_file(faults: list[Fault], values: Mapping[str, Any]) -> list[Fault]:
+    """The faults in the order of the file, under the section names used there."""
+    written = {new: old for old, new in ALIASES.items() if old in values and new not in values}
+    faults = [replace(fault, path=_rename(fault.path, written)) for fault in faults]
     order = {key: index for index, key in enumerate(values)}
 
     def position(fault: Fault) -> int:
@@ -246,3 +249,8 @@ def _in_file_order(faults: list[Fault], values: Mapping[str, Any]) -> list[Fault
         return order.get(fault.path, order.get(head, len(order)))
 
     return sorted(faults, key=position)
+
+
+def _rename(path: str, names: Mapping[str, str]) -> str:
+    head, dot, tail = path.partition(".")
+    return names.get(head, head) + dot + tail

@@ -224,7 +224,7 @@ class _Key:
     """A type hint as a cache key: `bool | int` and `int | bool` stay apart, `1` and `True` too."""
 
     def __init__(self, wanted: Any) -> None:
-        self.wanted = wanted
+        self.wanted: Any = wanted
 
     def __hash__(self) -> int:
         return hash(repr(self.wanted))
@@ -237,12 +237,12 @@ class _Key:
 
 @lru_cache(maxsize=512)
 def _adapter(key: _Key, limits: tuple[tuple[str, Any], ...]) -> pydantic.TypeAdapter[Any]:
-    wanted = key.wanted
+    wanted: Any = key.wanted
     numeric = dict(limits)
     if float in members(wanted):
         numeric["allow_inf_nan"] = False
     if numeric:
-        return pydantic.TypeAdapter(Annotated[wanted, pydantic.Field(**numeric)])
+        wanted = Annotated[wanted, pydantic.Field(**numeric)]
     return pydantic.TypeAdapter(wanted)
 
 
