@@ -1,0 +1,48 @@
+"""Token-budget batches with their learning rate, curricula, indexed datasets, token dropping."""
+
+from ds_data.batch_lr import VariableBatchLR, scale_lr
+from ds_data.curriculum import CurriculumScheduler
+from ds_data.errors import DataError, FormatError, MissingPart, RuleError
+from ds_data.indexed import MMapIndexedDataset
+from ds_data.indexed_builder import MMapIndexedDatasetBuilder
+from ds_data.indexed_format import best_dtype
+from ds_data.layer_drop import ProgressiveLayerDrop, keep_probability
+from ds_data.loader import LoaderOptions, VariableBatchLoader
+from ds_data.packed import PackedBatch, pack_sequences
+from ds_data.packing import BatchPlan, BatchRules, plan_batches
+from ds_data.tokens import TokenBudget, TokenDecayLR, warmup_steps
+from ds_data.variable_batch import (
+    batch_by_seqlens,
+    get_dataloader_and_lr_scheduler_for_variable_batch_size,
+    variable_batches,
+)
+
+__all__ = [
+    "BatchPlan",
+    "BatchRules",
+    "CurriculumScheduler",
+    "DataError",
+    "FormatError",
+    "LoaderOptions",
+    "MMapIndexedDataset",
+    "MMapIndexedDatasetBuilder",
+    "MissingPart",
+    "PackedBatch",
+    "ProgressiveLayerDrop",
+    "RuleError",
+    "TokenBudget",
+    "TokenDecayLR",
+    "VariableBatchLR",
+    "VariableBatchLoader",
+    "batch_by_seqlens",
+    "best_dtype",
+    "get_dataloader_and_lr_scheduler_for_variable_batch_size",
+    "keep_probability",
+    "pack_sequences",
+    "plan_batches",
+    "scale_lr",
+    "variable_batches",
+    "warmup_steps",
+]
+
+__version__ = "0.1.0"
