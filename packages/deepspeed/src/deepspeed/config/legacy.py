@@ -19,6 +19,16 @@ _log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
+_ON_DEMAND = {
+    "aio_config": "aio",
+    "comms_config": "comms_logger",
+    "data_efficiency_config": "data_efficiency",
+    "flops_profiler_config": "flops_profiler",
+    "pipeline": "pipeline",
+    "timers_config": "timers",
+}
+"""Attribute -> section of a package that is imported when the attribute is read."""
+
 
 @dataclass(frozen=True)
 class WholeState:
@@ -66,6 +76,8 @@ class DeepSpeedConfig:
             vars(self).update(attributes(self.resolved))
 
     def __getattr__(self, name: str) -> Any:
+        if name in _ON_DEMAND:
+            return _given(self.resolved, _ON_DEMAND[name])
         raise AttributeError(f"DeepSpeedConfig has no {name!r}; the raw keys are in .resolved.raw")
 
     def print(self, name: str) -> None:
@@ -155,16 +167,11 @@ def _sections(config: Config) -> dict[str, Any]:
         "use_node_local_storage": checkpoint.use_node_local_storage,
         "checkpoint_parallel_write_pipeline": checkpoint.parallel_write.pipeline_stage,
         "activation_checkpointing_config": config.section("activation_checkpointing"),
-        "aio_config": _given(config, "aio"),
-        "flops_profiler_config": _given(config, "flops_profiler"),
-        "comms_config": _given(config, "comms_logger"),
-        "data_efficiency_config": _given(config, "data_efficiency"),
         "data_efficiency_enabled": _enabled(config, "data_efficiency"),
         "curriculum_enabled_legacy": _enabled(config, "curriculum_learning"),
         "curriculum_params_legacy": config.raw.get("curriculum_learning", False),
         "pld_enabled": _enabled(config, "progressive_layer_drop"),
         "pld_params": _without_enabled(config.raw.get("progressive_layer_drop")),
-        "pipeline": _given(config, "pipeline"),
         "elasticity_enabled": False,
         "eigenvalue_enabled": False,
         "sparse_attention": None,

@@ -1,0 +1,90 @@
+"""The schema and the command that print what a configuration may say and says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deepspeed.config.command import main
+from deepspeed.config.schema import config_schema
+from ds_core.sections import CheckpointSection, FP16Section
+
+CONFIG = {
+    "train_batch_size": 8,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+    "mine": 1,
+}
+
+
+@pytest.fixture
+def path(tmp_path) -> str:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(CONFIG))
+    return str(file)
+
+
+def test_schema_describes_a_field() -> None:
+    schema = config_schema({"fp16": FP16Section})
+    assert schema["properties"]["fp16"]["properties"]["hysteresis"] == {
+        "description": "overflows it takes before the dynamic scale halves",
+        "default": 2,
+        "anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}],
+    }
+    assert schema["properties"]["fp16"]["additionalProperties"] is False
+
+
+def test_schema_describes_nested_sections_and_aliases() -> None:
+    properties = config_schema({"checkpoint": CheckpointSection, "bf16": FP16Section})["properties"]
+    writer = properties["checkpoint"]["properties"]["writer"]
+    assert writer["anyOf"][0]["properties"]["io_multiplier"]["minimum"] == 1
+    assert writer["anyOf"][1] == {"type": "null"}
+    assert properties["bfloat16"]["deprecated"] is True
+    assert properties["disable_allgather"]["const"] is False
+
+
+def test_schema_command_prints_every_installed_section(capsys) -> None:
+    assert main(["schema"]) == 0
+    properties = json.loads(capsys.readouterr().out)["properties"]
+    assert {"train_batch_size", "gradient_clipping", "fp16", "optimizer"} <= properties.keys()
+    assert all(value.get("description") for value in properties.values())
+
+
+def test_check_prints_the_resolved_settings(path, capsys) -> None:
+    assert main(["check", path, "--world-size", "2", "--params", "1e9"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    words = [line.split() for line in lines]
+    assert ["train_micro_batch_size_per_gpu", "4", "derived"] in words
+    assert ["enabled", "true"] in words
+    assert ["check_grad_overflow", "true", "default"] in words
+    assert "note: mine: unknown key, ignored" in lines
+    assert any(line.startswith("memory a rank, without activations: 16.76 GiB") for line in lines)
+
+
+def test_check_without_a_model_size_says_how_to_get_an_estimate(path, capsys) -> None:
+    assert main(["check", path]) == 0
+    assert "memory: give --params N for an estimate a rank" in capsys.readouterr().out
+
+
+def test_check_prints_every_fault(tmp_path, capsys) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text('{"train_batch_size": 3, "fp16": {"enabeld": true}}')
+    assert main(["check", str(file), "--world-size", "2"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "fp16.enabeld: unknown key" in err
+    assert "train_batch_size: 3 is not a multiple" in err
+    assert err.endswith("bad.json: 2 faults\n")
+
+
+@pytest.mark.parametrize("size", ["0", "1.5", "-2"])
+def test_check_refuses_an_impossible_world_size(path, size, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["check", path, "--world-size", size])
+    assert f"{size} is no whole number >= 1" in capsys.readouterr().err
+
+
+def test_check_names_a_missing_file(capsys) -> None:
+    assert main(["check", "no/such.json"]) == 1
+    assert "no such configuration: no/such.json" in capsys.readouterr().err
