@@ -1,0 +1,166 @@
+"""The torch.optim.Optimizer that steps all parameters of a group in one call of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ds_kernels import backend
+from ds_kernels.dense import aligned_views
+from ds_kernels.errors import OptionError, TensorError
+from ds_kernels.formulas import Formula, Rule
+from ds_kernels.lanes import DTYPE_CODES, Lane
+
+Params = Iterable[Any]  # tensors, (name, tensor) pairs or groups: torch accepts all three
+Outs = Mapping[Tensor, Tensor] | Sequence[Tensor | None]
+
+
+class KernelOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers of this package. Steps CPU tensors only.
+
+    State dicts have the names and meanings of torch's optimizer of the same algorithm, in both
+    directions. Moments are kept in `state_dtype` whatever the parameters' dtype is.
+
+    Attributes:
+        rule: the algorithm.
+    """
+
+    rule: ClassVar[Rule]
+
+    def __init__(self, params: Params, defaults: dict[str, Any], *, state_dtype: torch.dtype) -> None:
+        if state_dtype not in DTYPE_CODES:
+            raise OptionError(f"state_dtype is {state_dtype}; use float32, bfloat16 or float16")
+        self.state_dtype = state_dtype
+        self._ratios: list[float] = []  # of the last step, one a stepped parameter
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]  # torch types only `closure`; the rest is optional
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        grad_scale: float = 1.0,
+        out: Outs | None = None,
+    ) -> Any:
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: re-evaluates the model and returns the loss.
+            grad_scale: factor on every gradient, applied inside the pass (unscale and clip).
+            out: low-precision copies to write in the same pass: a mapping from parameter to
+                tensor, or a sequence aligned with the parameters of all groups (None: no copy).
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        outs = self._outs(out)
+        self._ratios = []
+        for index, group in enumerate(self.param_groups):
+            batches: dict[int, list[Lane]] = {}  # parameters may have taken different step counts
+            for position, param in enumerate(group["params"]):
+                if param.grad is not None:
+                    lane = self._lane(Label(self, index, position), param, group, outs.get(param))
+                    batches.setdefault(int(self.state[param]["step"]) + 1, []).append(lane)
+            for count, lanes in batches.items():
+                self._ratios += self._apply(self.rule.scalars(group, count, grad_scale), lanes)
+                for lane in lanes:
+                    self.state[lane.param]["step"] += 1
+        return loss
+
+    def _apply(self, formula: Formula, lanes: list[Lane]) -> list[float]:
+        with aligned_views(lanes) as flat:
+            return backend.select().run(formula, flat)
+
+    def _lane(
+        self, label: Label, param: Tensor, group: dict[str, Any], out: Tensor | None
+    ) -> Lane:
+        state = self.state[param]
+        state.setdefault("step", torch.tensor(0.0))
+        names = self._state_names(group)
+        for name in names:
+            if name not in state:
+                state[name] = self._new_state(name, param, group)
+        assert param.grad is not None
+        return Lane(param, param.grad, tuple(state[name] for name in names), out, label, names)
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return self.rule.state_names
+
+    def _new_state(self, name: str, param: Tensor, group: dict[str, Any]) -> Tensor:
+        return torch.zeros_like(param, dtype=self.state_dtype, memory_format=torch.preserve_format)
+
+    def _outs(self, out: Outs | None) -> Mapping[Tensor, Tensor]:
+        if out is None:
+            return {}
+        if isinstance(out, Mapping):
+            return out
+        params = [param for group in self.param_groups for param in group["params"]]
+        if len(out) != len(params):
+            raise TensorError(f"out has {len(out)} tensors; the optimizer has {len(params)}")
+        return {p: copy for p, copy in zip(params, out, strict=True) if copy is not None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this optimizer or of torch's of the same algorithm.
+
+        torch casts moments to the parameter's dtype; here they keep `state_dtype`.
+        """
+        super().load_state_dict(state_dict)
+        saved_ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        for saved_id, param in zip(saved_ids, params, strict=True):
+            saved = state_dict["state"].get(saved_id, {})
+            for name in self.rule.state_names:
+                if isinstance(saved.get(name), Tensor):
+                    state = self.state[param]
+                    state[name] = saved[name].to(param.device, self.state_dtype, copy=True)
+                    # torch's SGD counts no steps: with a buffer it is past the first.
+                    state["step"] = torch.tensor(float(saved.get("step", 1.0)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"state_dtype": self.state_dtype, "_ratios": self._ratios}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            refuse_amsgrad(group.get("amsgrad", False))
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+
+class Label(NamedTuple):
+    """Names a parameter in messages; spelled out only when there is one."""
+
+    optimizer: torch.optim.Optimizer
+    group: int
+    position: int
+
+    def __str__(self) -> str:
+        group = self.optimizer.param_groups[self.group]
+        shape = tuple(group["params"][self.position].shape)
+        names = group.get("param_names")
+        if names:
+            return f"parameter '{names[self.position]}' {shape}"
+        return f"parameter {self.position} of group {self.group} {shape}"
+
+
+def check_hyper(**values: Any) -> None:
+    """Raise OptionError for hyperparameters out of range, by name."""
+    for name, value in values.items():
+        numbers = value if isinstance(value, tuple | list) else (value,)
+        for number in numbers:
+            if float(number) < 0 or float(number) != float(number):
+                raise OptionError(f"{name} is {value}; it must not be negative")
+        if name == "betas" and (len(numbers) != 2 or any(float(b) >= 1 for b in numbers)):
+            raise OptionError(f"betas is {value}; give two numbers in [0, 1)")
+
+
+def refuse_amsgrad(amsgrad: bool) -> None:
+    if amsgrad:
+        raise OptionError(
+            "amsgrad is not offered by these kernels; use torch.optim.AdamW(amsgrad=True) "
+            "(in JSON: torch_adam true)"
+        )
