@@ -76,7 +76,7 @@ class Engine(nn.Module):
         self.window = AccumulationWindow(accumulation_steps, groups.data)
         self.last_report: StepReport | None = None
         self._micro_batch_size = micro_batch_size
-        self._hooks = HookList(hooks)
+        self.hooks = HookList(hooks)
         self._autocast = autocast
         self._no_sync = False
         self._backward_since_step = False
@@ -89,9 +89,9 @@ class Engine(nn.Module):
         with self._autocast():
             if not self.training:
                 return self.module(*args, **kwargs)
-            args, kwargs = self._hooks.before_forward(args, kwargs)
+            args, kwargs = self.hooks.before_forward(args, kwargs)
             output = self.module(*args, **kwargs)
-        self._hooks.after_forward(output)
+        self.hooks.after_forward(output)
         return output
 
     def backward(
@@ -120,14 +120,14 @@ class Engine(nn.Module):
         self._require_open()
         sync = self.window.will_close() and not self._no_sync
         self.window.add(weight, divided=not scale_wrt_gas)
-        self._hooks.before_backward(loss)
+        self.hooks.before_backward(loss)
         self.strategy.backward(
             loss if weight is None else loss * weight,
             sync=sync,
             divisor=self.window.divisor(closing=sync),
             retain_graph=retain_graph,
         )
-        self._hooks.after_backward()
+        self.hooks.after_backward()
         self._backward_since_step = True
         self.counters.micro_batches += 1
         seen = loss.detach()
@@ -147,7 +147,7 @@ class Engine(nn.Module):
         self._backward_since_step = False
         if not self.window.is_boundary():
             return None
-        self._hooks.before_step()
+        self.hooks.before_step()
         lr = tuple(float(group["lr"]) for group in self.strategy.optimizer.param_groups)
         micro_batches = self.window.seen
         report = self.strategy.step(divisor=self.window.divisor(closing=True))
@@ -155,7 +155,7 @@ class Engine(nn.Module):
         self._count(report, micro_batches)
         if self.schedule is not None and not report.skipped:
             self.schedule.step()
-        self._hooks.after_step(self._event(report, lr, micro_batches))
+        self.hooks.after_step(self._event(report, lr, micro_batches))
         self._losses = None
         return report
 
@@ -195,7 +195,7 @@ class Engine(nn.Module):
         if self._closed:
             return
         self._closed = True
-        self._hooks.close()
+        self.hooks.close()
         self.strategy.close()
         self._losses = None
         self.schedule = None
