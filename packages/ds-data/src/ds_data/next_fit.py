@@ -134,7 +134,7 @@ def _lockstep(table: Ints, budget: int, max_count: int) -> tuple[npt.NDArray[np.
             over |= count > max_count
         np.copyto(widest, row, where=over)
         np.copyto(count, 1, where=over)
-    opens[0] = True
+    opens[:1] = True
     return opens, widest, count
 
 
