@@ -1,0 +1,1 @@
+"""The command `deepspeed`: starts one process a device on one or many machines."""
