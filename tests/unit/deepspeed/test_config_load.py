@@ -56,9 +56,13 @@ class Zero:
     metric_list: list[Metric] = field(default_factory=list)
     ratio: float = field(default=1.0, metadata={"ge": 0, "le": 1})
 
+    part: Offload = field(default_factory=Offload)
+
     def __post_init__(self) -> None:
         if self.ratio == 0.5:
             raise ValueError("a half is not allowed")
+        if self.ratio == 0.25:
+            raise ValueError("zero_optimization.ratio: no", "zero_optimization.count: no")
 
 
 SECTIONS = {"zero_optimization": Zero, "fp16": FP16Section, "optimizer": OptimizerSection}
@@ -100,6 +104,8 @@ def faults(zero: Any = None, **top: Any) -> list[str]:
             [Metric(1, [2, 3])],
         ),
         ({"ratio": 1}, "ratio", 1.0),
+        ({"part": None}, "part", Offload()),
+        ({"part": False}, "part", Offload()),
         ({"count": np.int64(7)}, "count", 7),
     ],
 )
@@ -144,6 +150,10 @@ def test_section_value_is_read_as(zero, name, value) -> None:
 )
 def test_faulty_section_value_is_told(zero, message) -> None:
     assert faults(zero) == [message]
+
+
+def test_section_may_report_several_faults_of_its_own() -> None:
+    assert faults({"ratio": 0.25}) == ["zero_optimization.ratio: no", "zero_optimization.count: no"]
 
 
 def test_size_hint_with_a_fraction_rounds_down_and_says_so(caplog) -> None:

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from deepspeed.config.load import inspect_config
-from deepspeed.config.report import memory_lines, settings_lines
+from deepspeed.config.memory import memory_lines
+from deepspeed.config.report import settings_lines
 from deepspeed.config.schema import config_schema
 from deepspeed.config.sections import InstalledSections
 from ds_core.errors import ConfigError
@@ -17,11 +18,11 @@ from ds_core.errors import ConfigError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 1 if the configuration has a fault."""
     options = _parser().parse_args(arguments)
-    if options.command == "schema":
-        json.dump(config_schema(InstalledSections()), sys.stdout, indent=2, default=str)
-        sys.stdout.write("\n")
-        return 0
-    return _check(options)
+    try:
+        return _schema() if options.command == "schema" else _check(options)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,12 +42,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _schema() -> int:
+    json.dump(config_schema(InstalledSections()), sys.stdout, indent=2, default=str)
+    sys.stdout.write("\n")
+    return 0
+
+
 def _check(options: argparse.Namespace) -> int:
-    try:
-        config, faults = inspect_config(options.file, world_size=options.world_size)
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+    config, faults = inspect_config(options.file, world_size=options.world_size)
     lines = [] if faults else [*settings_lines(config), "", *memory_lines(config, options.params)]
     lines += [f"note: {notice}" for notice in config.notices]
     sys.stdout.write("".join(f"{line}\n" for line in lines))

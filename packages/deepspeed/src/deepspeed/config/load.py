@@ -245,7 +245,7 @@ def _as_in_file(faults: list[Fault], values: Mapping[str, Any]) -> list[Fault]:
     order = {key: index for index, key in enumerate(values)}
 
     def position(fault: Fault) -> int:
-        head = fault.path.partition(".")[0]
+        head = (fault.path or fault.message).partition(".")[0]
         return order.get(fault.path, order.get(head, len(order)))
 
     return sorted(faults, key=position)

@@ -1,4 +1,4 @@
-"""A resolved configuration laid out for reading, with what it costs in memory."""
+"""A resolved configuration laid out for reading."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from deepspeed.config.batch import ACCUMULATION, MICRO, TRAIN
 from deepspeed.config.faults import show
 from deepspeed.config.load import Config
 from deepspeed.config.sections import ALIASES
-
-_MOMENTS = {"adagrad": 1, "lion": 1, "sgd": 1, "muon": 1}
-"""fp32 values an optimizer keeps for a parameter, where it is not two as in Adam."""
 
 
 def settings_lines(config: Config) -> list[str]:
@@ -37,16 +34,6 @@ def settings_lines(config: Config) -> list[str]:
     return [f"{name:<{width}}{value:<12} {note}".rstrip() for name, value, note in rows]
 
 
-def memory_lines(config: Config, params: int | None) -> list[str]:
-    """The memory that training state takes on each rank; activations are left out."""
-    if params is None:
-        return ["memory: give --params N for an estimate a rank"]
-    per_param = _bytes_per_param(config)
-    total = sum(per_param.values()) * params
-    parts = " + ".join(f"{name} {_gib(count * params)}" for name, count in per_param.items())
-    return [f"memory a rank, without activations: {_gib(total)} = {parts}"]
-
-
 def _rows(section: object, raw: Mapping[str, Any], depth: int) -> list[tuple[str, str, str]]:
     rows = []
     for item in fields(section):  # type: ignore[arg-type]  # sections are dataclasses
@@ -66,20 +53,3 @@ def _rows(section: object, raw: Mapping[str, Any], depth: int) -> list[tuple[str
 def _aliases(item: Any) -> tuple[str, ...]:
     """Other spellings of a field (dataclasses.Field is generic in a type nobody knows here)."""
     return tuple(item.metadata.get("aliases", ()))
-
-
-def _bytes_per_param(config: Config) -> dict[str, int]:
-    fp16, bf16 = config.section("fp16"), config.section("bf16")
-    half = fp16.enabled or bf16.enabled
-    accumulate = config.section("data_types").grad_accum_dtype or "fp32"
-    optimizer = config.sections.get("optimizer")
-    moments = _MOMENTS.get(getattr(optimizer, "type", "").casefold(), 2)
-    sizes = {"weights": 2 if half else 4, "gradients": 4 if accumulate == "fp32" else 2}
-    if half and not (fp16.fp16_master_weights_and_grads or bf16.bf16_master_weights_and_grads):
-        sizes["master weights"] = 4
-    sizes["optimizer"] = moments * (2 if bf16.bf16_optimizer_states else 4)
-    return sizes
-
-
-def _gib(count: float) -> str:
-    return f"{count / 2**30:.2f} GiB"

@@ -77,8 +77,17 @@ def read_section(kind: type, raw: object, path: str, findings: Findings) -> Any:
     try:
         return kind(**values)
     except ValueError as error:
-        findings.fault(path, str(error))
+        for text in map(str, error.args):
+            findings.faults.append(_own_fault(path, text))
         return None
+
+
+def _own_fault(path: str, text: str) -> Fault:
+    """A fault that a section found itself; its text may begin with a path inside the section."""
+    if not text.startswith(f"{path}."):
+        return Fault(path, text)
+    inner, colon, message = text.partition(": ")
+    return Fault(inner, message) if colon and " " not in inner else Fault("", text)
 
 
 def _by_name(
@@ -124,20 +133,22 @@ def _read_value(
         return value
     if rules.get("endless") and isinstance(value, float) and value == math.inf:
         return None
+    section = section_type(wanted)
     if value is None:
         if optional(wanted):
             return None
+        if section is not None:
+            return _UNUSABLE
         findings.fault(
             path,
             f"got null, expected {describe(wanted, rules)}; leave the key out for the default",
         )
         return _UNUSABLE
-    section = section_type(wanted)
     if section is not None and isinstance(value, Mapping):
         result = read_section(section, value, path, findings)
         return _UNUSABLE if result is None else result
-    if section is not None and value is False and optional(wanted):
-        return None
+    if section is not None and value is False:
+        return None if optional(wanted) else _UNUSABLE
     elements = element_section(wanted)
     if elements is not None:
         return _read_elements(*elements, value, path, findings)
