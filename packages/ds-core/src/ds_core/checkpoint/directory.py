@@ -69,8 +69,7 @@ class SavingFolder:
         self.path = root / f"{_SAVING}{tag}.{secrets.token_hex(6)}"
         self.path.mkdir()
         self._handle: int | None = os.open(self.path, os.O_RDONLY)
-        with suppress(OSError):  # file systems without locks: leftovers stay, nothing breaks
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(self._handle)
 
     def publish(self, *, save_latest: bool) -> Path:
         """Give the folder its name, then name it in `latest`; an earlier one of the name goes.
@@ -104,11 +103,21 @@ class SavingFolder:
             self._handle = None
 
 
+def _lock(handle: int) -> None:
+    """Mark what is open as in use for as long as the process lives."""
+    with suppress(OSError):  # file systems without locks: leftovers stay, nothing breaks
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def write_latest(root: Path, tag: str) -> None:
     """Replace `latest` in one step."""
     aside = root / f"{_SAVING}{LATEST}.{secrets.token_hex(6)}"
-    write_durably(aside, tag.encode())
-    os.replace(aside, root / LATEST)
+    with open(aside, "wb") as file:
+        _lock(file.fileno())
+        file.write(tag.encode())
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(aside, root / LATEST)
     fsync_folder(root)
 
 
@@ -155,15 +164,16 @@ def find(root: Path, tag: str) -> Path:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove folders that killed processes were writing."""
+    """Remove what killed processes were writing."""
     for entry in root.glob(f"{_SAVING}*"):
-        if not entry.is_dir():
-            continue
         handle = None
         with suppress(OSError):  # locked: alive; gone: somebody else removed it
             handle = os.open(entry, os.O_RDONLY)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(entry, ignore_errors=True)
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()
         if handle is not None:
             os.close(handle)
 

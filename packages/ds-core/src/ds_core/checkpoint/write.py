@@ -94,8 +94,9 @@ def write_pieces(
                 raise CheckpointError(
                     f"{shard.name!r} ({shard.slot}): two pieces describe it differently"
                 )
+            first = key not in pieces
             pieces.setdefault(key, [])
-            if shard.piece.numel() or is_whole(shard):
+            if shard.piece.numel() or (first and is_whole(shard)):
                 sink.add(shard)
         files, stored = sink.finish()
     for key, piece in stored:
