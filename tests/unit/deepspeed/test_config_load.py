@@ -280,10 +280,35 @@ def test_each_batch_size_follows_from_the_others(micro, accumulation, ranks, lef
     assert load_config(part, world_size=ranks, sections={}).batch == read_whole
 
 
-def test_world_size_comes_from_the_environment(monkeypatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.mark.parametrize(
+    ("variables", "source"),
+    [
+        ({"WORLD_SIZE": "2"}, "the environment variable WORLD_SIZE"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},
+            "the environment, RANK and WORLD_SIZE",
+        ),
+    ],
+)
+def test_world_size_comes_from_the_environment(monkeypatch, variables, source) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     batch = load_config({"train_batch_size": 8}, sections={}).batch
-    assert (batch.world_size, batch.source) == (2, "the environment variable WORLD_SIZE")
+    assert (batch.world_size, batch.source) == (2, source)
+
+
+def test_only_the_first_rank_tells_notices(monkeypatch, caplog) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for rank, records in (("1", 0), ("0", 1)):
+        monkeypatch.setenv("RANK", rank)
+        read(my_own=1)
+        assert len(caplog.records) == records
+
+
+@pytest.mark.parametrize("name", ["checkpoint_dir", "tensor_parallel_size", "seed", "max_steps"])
+def test_name_of_the_users_own_passes(name) -> None:
+    assert read(**{name: 1}).notices == (f"{name}: unknown key, ignored",)
 
 
 def test_message_says_where_the_world_size_is_from(monkeypatch) -> None:

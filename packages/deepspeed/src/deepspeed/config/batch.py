@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
+from deepspeed import environment
 from deepspeed.config.validate import Findings
 from ds_core.sections import setting
 
@@ -63,10 +63,21 @@ def find_world_size(given: int | WorldSize | None) -> WorldSize:
         return WorldSize(given, "the argument world_size")
     if dist.is_available() and dist.is_initialized():
         return WorldSize(dist.get_world_size(), "the process group")
-    text = os.environ.get("WORLD_SIZE", "")
-    if text.isdigit() and int(text) > 0:
+    placement = environment.discover_placement()
+    if placement is not None:
+        return WorldSize(placement.world_size, f"the environment, {placement.source}")
+    text = environment.exported(("WORLD_SIZE",)).get("WORLD_SIZE", "")
+    if text.isdecimal() and int(text) > 0:
         return WorldSize(int(text), "the environment variable WORLD_SIZE")
     return WorldSize(1, "no process group and no WORLD_SIZE in the environment")
+
+
+def speaks() -> bool:
+    """True on the rank that tells what concerns all ranks."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank() == 0
+    placement = environment.discover_placement()
+    return placement is None or placement.rank == 0
 
 
 def resolve_batch(

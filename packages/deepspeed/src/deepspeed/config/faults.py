@@ -60,9 +60,12 @@ def join(path: str, key: str) -> str:
 
 
 def near_miss(key: str, known: Iterable[str]) -> str | None:
-    """The known name that `key` almost certainly was meant to be, or None."""
+    """The known name that `key` almost certainly was meant to be, or None.
+
+    A known name with more words after it (`checkpoint_dir`) is a name of its own.
+    """
     best, ratio = _closest(key, known)
-    if best is None:
+    if best is None or key.startswith(f"{best}_"):
         return None
     edits = _edits(_plain(key), _plain(best))
     close = edits == 0 or (len(best) >= 8 and edits <= 2) or (len(best) >= 5 and edits <= 1)

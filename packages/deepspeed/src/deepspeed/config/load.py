@@ -13,6 +13,7 @@ from deepspeed.config.batch import (
     WorldSize,
     find_world_size,
     resolve_batch,
+    speaks,
 )
 from deepspeed.config.check import (
     check_activation_checkpointing,
@@ -104,7 +105,7 @@ def load_config(
     config, findings = _read(read_source(source), world_size, sections, partial)
     if findings.faults:
         raise ConfigFaults(config.label, findings.faults)
-    for notice in config.notices:
+    for notice in config.notices if speaks() else ():
         _log.warning("%s: %s", config.label, notice)
     return config
 

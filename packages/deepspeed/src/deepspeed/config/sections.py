@@ -52,7 +52,6 @@ UNSERVED = {
     "sparse_attention": "use torch.nn.attention.flex_attention in the model instead",
     "tensor_parallel": "parallelise the model before initialize and pass mpu",
     "weight_quantization": "quantize after training",
-    "zero_quantization": "use the zero_quantized_* keys of zero_optimization",
 }
 """Sections that were known once or elsewhere and that no package of this release serves."""
 
