@@ -1,0 +1,258 @@
+"""What stages 1, 2 and 3 have in common: one step over sharded gradients and masters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ds_core.contracts import FlatStep, StepReport
+from ds_core.errors import StateError
+from ds_core.gate import StepGate
+from ds_core.groups import Groups
+from ds_core.naming import ParameterNames
+from ds_core.optimizers import MakeOptimizer
+from ds_core.precision import PrecisionSettings
+from ds_core.reduction import RootScale, is_model_parallel
+from ds_zero.gradients import ShardedGradients
+from ds_zero.owned import OwnedState, Residence, Segment, make_segments, point_optimizer
+from ds_zero.plan import cut
+from ds_zero.units import Fact, Unit, needs_master
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a strategy is built from.
+
+    Attributes:
+        module: on its device and in its compute format.
+        param_groups: groups of the module's parameters.
+        optimizer: an optimizer object over these, or a factory that is given groups of what is
+            updated.
+        groups: the process groups.
+        precision: formats; `originals` are fp32 values from before the module was cast.
+        max_norm: clip the global gradient norm to this; 0 does not clip.
+        predivide: divide gradients by this before they are summed, by the rest afterwards.
+        flat_step: one-pass update on the CPU that equals the optimizer's, where there is one.
+    """
+
+    module: nn.Module
+    param_groups: list[dict[str, Any]]
+    optimizer: torch.optim.Optimizer | MakeOptimizer
+    groups: Groups
+    precision: PrecisionSettings
+    originals: Mapping[nn.Parameter, Tensor] = field(default_factory=dict)
+    max_norm: float = 0.0
+    predivide: float | None = None
+    flat_step: FlatStep | None = None
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Where masters and moments lie.
+
+    Attributes:
+        part: fraction of them that lies on the host, from the first unit on.
+        pin_memory: page-lock that memory.
+        residence: makes what swaps them out of memory between steps; None keeps them.
+    """
+
+    part: float = 0.0
+    pin_memory: bool = False
+    residence: Callable[[], Residence] | None = None
+
+
+def parameter_facts(
+    module: nn.Module, shape: Callable[[nn.Parameter], torch.Size]
+) -> dict[nn.Parameter, Fact]:
+    """The table of all parameters of `module`, in order of registration."""
+    names = ParameterNames(module)
+    return {
+        param: Fact(name, names.aliases[param], shape(param), index)
+        for index, (param, name) in enumerate(names.names.items())
+    }
+
+
+class ShardedUpdate:
+    """The step of a sharded strategy: backward passes in, updated shares out.
+
+    Args:
+        setup: what the strategy is built from.
+        facts: all parameters.
+        units: the trained ones, whose `weights` are bound.
+        gradients: collects and reduces.
+        segment_limit: most elements stepped at once.
+        offload: where masters and moments lie.
+        require_used: a parameter that no rank used is an error.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        facts: Mapping[nn.Parameter, Fact],
+        units: Sequence[Unit],
+        gradients: ShardedGradients,
+        *,
+        segment_limit: int,
+        offload: Offload,
+        require_used: bool = False,
+    ) -> None:
+        self.gradients, self.units, self.facts = gradients, units, facts
+        self._groups, self._require_used = setup.groups, require_used
+        self.gate = StepGate(setup.precision.make_scaler(), max_norm=setup.max_norm)
+        self._root = RootScale(
+            self.gate.scaler, world_size=setup.groups.data.world_size, predivide=setup.predivide
+        )
+        self._params = [param for unit in units for param in unit.params]
+        masters = _Masters(setup, units, offload)
+        segments = make_segments(units, limit=segment_limit, master=masters.make)
+        self.group_names = [
+            [facts[p].name if p in facts else "?" for p in group["params"]]
+            for group in setup.param_groups
+        ]
+        optimizer = point_optimizer(setup.param_groups, segments, setup.optimizer)
+        residence = None if offload.residence is None else offload.residence()
+        self.owned = OwnedState(segments, optimizer, flat_step=setup.flat_step, residence=residence)
+        if residence is not None:
+            for segment in segments:
+                residence.leave(segment, changed=True)
+            residence.drain()
+
+    def backward(
+        self, loss: Tensor, *, sync: bool, divisor: float, retain_graph: bool = False
+    ) -> None:
+        """Back-propagate, reduce as the stage does; with `sync` close the window."""
+        root = self._root.for_pass(loss, divisor)
+        self.gradients.begin_pass(sync=sync)
+        try:
+            torch.autograd.backward(loss, root, retain_graph=retain_graph)
+        except BaseException:
+            self.clear()
+            raise
+        self.gradients.end_pass()
+        if sync:
+            self._finish(divisor)
+
+    def step(self, *, divisor: float) -> StepReport:
+        """Measure, clip, update the shares this rank owns."""
+        if not self.gradients.reduced or self.gradients.dirty:
+            self._finish(divisor)
+        norm, unused = self._measure()
+        factor, report = self.gate.admit(norm, self._nonfinite)
+        if not report.skipped:
+            if unused and self._require_used:
+                names = ", ".join(sorted(self.facts[param].name for param in unused))
+                raise StateError(
+                    f"no rank used: {names}. Freeze them, or set "
+                    "zero_optimization.ignore_unused_parameters to true"
+                )
+            self.owned.step(self.gradient, unused=unused, factor=factor)
+        self.clear()
+        return report
+
+    def clear(self) -> None:
+        """Forget the open window."""
+        for param in self._params:
+            param.grad = None
+        self.gradients.clear()
+        self._root.reset()
+
+    def gradient(self, segment: Segment) -> Tensor:
+        """This rank's summed gradients of a segment, in the accumulation format."""
+        return self.gradients.share(segment.unit)[segment.begin : segment.end]
+
+    def _finish(self, divisor: float) -> None:
+        self.gradients.finish(self._root.remaining(divisor))
+
+    def _measure(self) -> tuple[float, set[nn.Parameter]]:
+        """The norm of all gradients, and the parameters that no rank used; one message."""
+        data, model = self._groups.data, self._groups.model
+        shared, sharded = self._by_replication(model.world_size > 1)
+        used = self.gradients.used()
+        numbers = [_squares(shared), _squares(sharded)]
+        numbers += [float(param in used) for param in self._params]
+        box = torch.tensor(numbers, dtype=torch.float64, device=data.device)
+        data.all_reduce(box, label="gradient norm").wait()
+        own, split, *flags = box.tolist()
+        unused = {param for param, flag in zip(self._params, flags, strict=True) if not flag}
+        if model.world_size == 1:
+            return _root(own + split), unused
+        total = model.sum_number(split + (own if model.rank == 0 else 0.0), label="gradient norm")
+        return _root(total), unused
+
+    def _by_replication(self, cut_over_model: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Shares that all ranks of the model group hold alike, and those only this one holds."""
+        if not cut_over_model:
+            return [self.gradients.share(unit) for unit in self.units], []
+        shared: list[Tensor] = []
+        sharded: list[Tensor] = []
+        for unit in self.units:
+            total = self.gradients.share(unit)
+            for piece in unit.slices:
+                own = total[piece.offset : piece.offset + piece.length]
+                (sharded if is_model_parallel(unit.params[piece.index]) else shared).append(own)
+        return shared, sharded
+
+    def _nonfinite(self) -> tuple[str, ...]:
+        bad: set[str] = set()
+        for unit in self.units:
+            total = self.gradients.share(unit)
+            for piece in unit.slices:
+                own = total[piece.offset : piece.offset + piece.length]
+                if not torch.isfinite(own).all():
+                    bad.add(unit.facts[piece.index].name)
+        every = set().union(*self._groups.data.all_gather_object(bad))
+        return tuple(fact.name for fact in self.facts.values() if fact.name in every)
+
+
+def _squares(tensors: Sequence[Tensor]) -> float:
+    """Sum of squares in fp64, so that its rounding does not depend on how shares are cut."""
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
+    return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+
+def _root(square: float) -> float:
+    """The square root, rounded to fp32 so that it does not show how the sum was split up."""
+    return float(torch.tensor(square, dtype=torch.float64).sqrt().to(torch.float32))
+
+
+class _Masters:
+    """Makes what the optimizer updates for each run of a unit's share."""
+
+    def __init__(self, setup: Setup, units: Iterable[Unit], offload: Offload) -> None:
+        self._setup, self._offload = setup, offload
+        units = list(units)
+        for param in (param for unit in units for param in unit.params):
+            if param in setup.originals:  # ranks may have been seeded differently
+                setup.groups.data.broadcast(setup.originals[param], 0, label="originals").wait()
+        total = sum(unit.share for unit in units)
+        self._left = math.ceil(total * offload.part)
+
+    def make(self, unit: Unit, begin: int, end: int) -> Tensor:
+        weights = unit.weights[begin:end]
+        on_host = self._left > 0
+        self._left -= (end - begin) if on_host else 0
+        moves = on_host and (unit.device.type != "cpu" or self._offload.residence is not None)
+        wants_fp32 = needs_master(unit.dtype, self._setup.precision)
+        if not moves and not wants_fp32:
+            return weights
+        dtype = torch.float32 if wants_fp32 else unit.dtype
+        device = torch.device("cpu") if on_host else unit.device
+        pin = self._offload.pin_memory and moves and torch.accelerator.is_available()
+        own = torch.empty(end - begin, dtype=dtype, device=device, pin_memory=pin)
+        own.copy_(weights)
+        self._fill_originals(unit, begin, end, own)
+        return own
+
+    def _fill_originals(self, unit: Unit, begin: int, end: int, own: Tensor) -> None:
+        for piece in cut(unit.slices, begin, end):
+            original = self._setup.originals.get(unit.params[piece.index])
+            if original is not None:
+                flat = original.detach().reshape(-1)
+                own[piece.offset : piece.offset + piece.length].copy_(
+                    flat[piece.start : piece.start + piece.length]
+                )
