@@ -107,3 +107,8 @@ def select() -> Backend:
         )
     why = problem or f"this processor has only {', '.join(levels)}"
     raise BackendError(f"{FORCE_VARIABLE}={forced} cannot be used: {why}")
+
+
+def available() -> list[str]:
+    """Every way that works here, slowest first; `torch` is always one."""
+    return ["torch", *_native_levels()[0]]

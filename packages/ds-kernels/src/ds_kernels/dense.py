@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from ds_kernels.lanes import Lane
@@ -21,7 +22,7 @@ def aligned_views(lanes: list[Lane]) -> Iterator[list[Lane]]:
     flat: list[Lane] = []
     back: list[tuple[Tensor, Tensor]] = []
     for lane in lanes:
-        if all(tensor.is_contiguous() for tensor in _tensors(lane)) or not _is_strided(lane):
+        if not _is_strided(lane) or all(t.is_contiguous() for t in _tensors(lane)):
             flat.append(lane)
             continue
         viewed = _in_memory_order(lane)
@@ -46,7 +47,10 @@ def _tensors(lane: Lane) -> list[Tensor]:
 def _is_strided(lane: Lane) -> bool:
     """Copies make sense: same shapes, live memory (else the checks name what is wrong)."""
     return all(
-        t.shape == lane.param.shape and t.device.type == "cpu" and t.untyped_storage().nbytes() > 0
+        t.layout is torch.strided
+        and t.device.type == "cpu"
+        and t.shape == lane.param.shape
+        and t.untyped_storage().nbytes() > 0
         for t in _tensors(lane)
     )
 

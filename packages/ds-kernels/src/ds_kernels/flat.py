@@ -73,7 +73,9 @@ def adam() -> FlatStep:
 
 def adamw() -> FlatStep:
     """Adam with decoupled weight decay, unless the group says otherwise."""
-    return FlatStep(formulas.ADAM, {"weight_decay": 0.0, "eps": 1e-8, "decoupled_weight_decay": True})
+    return FlatStep(
+        formulas.ADAM, {"weight_decay": 0.0, "eps": 1e-8, "decoupled_weight_decay": True}
+    )
 
 
 def adagrad() -> FlatStep:

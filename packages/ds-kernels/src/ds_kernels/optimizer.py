@@ -30,7 +30,9 @@ class KernelOptimizer(torch.optim.Optimizer):
 
     rule: ClassVar[Rule]
 
-    def __init__(self, params: Params, defaults: dict[str, Any], *, state_dtype: torch.dtype) -> None:
+    def __init__(
+        self, params: Params, defaults: dict[str, Any], *, state_dtype: torch.dtype
+    ) -> None:
         if state_dtype not in DTYPE_CODES:
             raise OptionError(f"state_dtype is {state_dtype}; use float32, bfloat16 or float16")
         self.state_dtype = state_dtype
@@ -75,9 +77,7 @@ class KernelOptimizer(torch.optim.Optimizer):
         with aligned_views(lanes) as flat:
             return backend.select().run(formula, flat)
 
-    def _lane(
-        self, label: Label, param: Tensor, group: dict[str, Any], out: Tensor | None
-    ) -> Lane:
+    def _lane(self, label: Label, param: Tensor, group: dict[str, Any], out: Tensor | None) -> Lane:
         state = self.state[param]
         state.setdefault("step", torch.tensor(0.0))
         names = self._state_names(group)

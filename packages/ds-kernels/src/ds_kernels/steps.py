@@ -106,7 +106,9 @@ def sgd_step(
         raise OptionError(f"momentum={momentum} needs a momentum_buffer")
     group = dict(lr=lr, momentum=momentum, dampening=dampening, nesterov=nesterov)
     group["weight_decay"] = weight_decay
-    states = {"momentum_buffer": momentum_buffer} if momentum and momentum_buffer is not None else {}
+    states = (
+        {"momentum_buffer": momentum_buffer} if momentum and momentum_buffer is not None else {}
+    )
     return start(SGD, lanes_of(master, grad, states, out), group, step, grad_scale, queue)
 
 

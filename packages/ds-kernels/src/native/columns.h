@@ -14,6 +14,7 @@ struct Column<F32> {
   float* base;
   Column(const void* p, DType) : base(static_cast<float*>(const_cast<void*>(p))) {}
   int bytes() const { return 4; }
+  const void* at(std::int64_t i) const { return base + i; }
   V load(std::int64_t i) const { return load_f32(base + i); }
   void store(std::int64_t i, V x) const { store_f32(base + i, x); }
   void stream(std::int64_t i, V x) const { stream_f32(base + i, x); }
@@ -24,6 +25,7 @@ struct Column<BF16> {
   std::uint16_t* base;
   Column(const void* p, DType) : base(static_cast<std::uint16_t*>(const_cast<void*>(p))) {}
   int bytes() const { return 2; }
+  const void* at(std::int64_t i) const { return base + i; }
   V load(std::int64_t i) const { return load_bf16(base + i); }
   void store(std::int64_t i, V x) const { store_bf16(base + i, x); }
   void stream(std::int64_t i, V x) const { stream_bf16(base + i, x); }
@@ -34,6 +36,7 @@ struct Column<F16> {
   std::uint16_t* base;
   Column(const void* p, DType) : base(static_cast<std::uint16_t*>(const_cast<void*>(p))) {}
   int bytes() const { return 2; }
+  const void* at(std::int64_t i) const { return base + i; }
   V load(std::int64_t i) const { return load_f16(base + i); }
   void store(std::int64_t i, V x) const { store_f16(base + i, x); }
   void stream(std::int64_t i, V x) const { stream_f16(base + i, x); }
@@ -45,6 +48,7 @@ struct Column<Any> {
   DType type;
   Column(const void* p, DType t) : base(const_cast<void*>(p)), type(t) {}
   int bytes() const { return type == DType::f32 ? 4 : 2; }
+  const void* at(std::int64_t i) const { return static_cast<char*>(base) + i * bytes(); }
   V load(std::int64_t i) const {
     if (type == DType::f32) return Column<F32>(base, type).load(i);
     if (type == DType::bf16) return Column<BF16>(base, type).load(i);

@@ -4,6 +4,8 @@
 using V = float;
 constexpr int width = 1;
 
+constexpr int fetch_ahead = 0;  // a prefetch a number would keep the compiler from vectorising
+
 inline V set(float x) { return x; }
 inline V add(V a, V b) { return a + b; }
 inline V sub(V a, V b) { return a - b; }
@@ -67,3 +69,4 @@ inline void stream_f32(float* p, V x) { store_f32(p, x); }
 inline void stream_bf16(std::uint16_t* p, V x) { store_bf16(p, x); }
 inline void stream_f16(std::uint16_t* p, V x) { store_f16(p, x); }
 inline void fence() {}
+inline void prefetch(const void*) {}

@@ -1,0 +1,55 @@
+"""Which path steps, and what is said about it (cases 1.4 and 1.5)."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from ds_kernels import BackendError, CPUAdam, backend
+
+
+def test_every_level_of_the_machine_can_be_demanded(level: str) -> None:
+    assert backend.select() == backend.Backend(level, "demanded by DS_KERNELS_ISA")
+
+
+def test_the_fastest_level_is_picked_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(backend.FORCE_VARIABLE, raising=False)
+    chosen = backend.select()
+    assert chosen.name == backend.available()[-1]
+    assert "fastest" in chosen.reason
+
+
+def test_an_unknown_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(backend.FORCE_VARIABLE, "mmx")
+    with pytest.raises(BackendError, match="mmx is unknown; choose one of scalar, avx2, avx512"):
+        backend.select()
+
+
+def test_a_level_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(backend.FORCE_VARIABLE, "avx512")
+    monkeypatch.setattr(backend, "_native_levels", lambda: (["scalar"], ""))
+    with pytest.raises(BackendError, match="avx512 cannot be used: this processor has only scalar"):
+        backend.select()
+
+
+def test_without_the_compiled_module_torch_steps_and_the_reason_names_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(backend.FORCE_VARIABLE, raising=False)
+    monkeypatch.setitem(sys.modules, "ds_kernels._native", None)
+    param = torch.nn.Parameter(torch.ones(3))
+    param.grad = torch.ones(3)
+    CPUAdam([param], lr=0.5).step()
+    assert param.tolist() == pytest.approx([0.5] * 3)
+    assert "ds_kernels/_native" in backend.select().reason
+    assert "reinstall" in backend.select().reason
+
+
+def test_a_demanded_level_without_the_module_fails_with_file_and_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(backend.FORCE_VARIABLE, "avx2")
+    monkeypatch.setitem(sys.modules, "ds_kernels._native", None)
+    with pytest.raises(BackendError, match=r"ds_kernels/_native.*reinstall ds-kernels"):
+        backend.select()
