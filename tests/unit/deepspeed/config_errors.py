@@ -17,6 +17,21 @@ one. All faults of a file come at once: `deepspeed.initialize` raises them as on
 `ds_config check FILE --world-size N` prints them and exits with 1. This page is made from the
 table that the tests run (`tests/unit/deepspeed/bad_configs.json`); each case there has its
 stated number of data-parallel ranks.
+
+How a configuration is read:
+
+- It is a dict, a JSON file (comments and trailing commas are fine), or url-safe base64 of JSON.
+- A misspelt key is an error at every level. A top-level name that is near to no known one is the
+  user's own: a warning. Inside a section every unknown key is an error.
+- Whole floats are integers (`5e8`, `8.0`). Size hints (bucket sizes) with a fraction are rounded
+  down with a warning. Numbers in quotes, and booleans for numbers, are errors.
+- `"auto"` means the default where one is known: bucket sizes, loss scaling, batch sizes that
+  follow from the others. Anywhere else it is an error that lists all such keys.
+- `null` is for optional settings. `steps_per_print` may be `null` or `Infinity`: never.
+- A section that nothing installed serves is an error, unless it is disabled.
+- The same setting in two places with two values is an error that names both.
+- The number of data-parallel ranks comes from the caller, else the process group, else the
+  environment, else it is 1; every message about batch sizes says which.
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepspeed.config import ConfigError, ConfigFaults, WorldSize, load_config
@@ -335,3 +336,24 @@ def test_partial_reading_lets_auto_and_missing_sizes_pass() -> None:
     assert config.batch.micro == 1
     assert config.section("zero_optimization").stage == Stage.sharded
     assert config.general.gradient_clipping == 1.0
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+VALUES = st.recursive(
+    SCALARS | st.just("auto"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["enabled", "type", "params", "lr", "offload"]), inner)
+    ),
+    max_leaves=8,
+)
+TOP = st.sampled_from(
+    [*BATCH_KEYS, *SECTIONS, "gradient_clipping", "steps_per_print", "bf16", "bfloat16", "amp"]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(TOP, VALUES, max_size=6), st.booleans())
+def test_any_json_is_read_or_refused_with_a_config_error(config, partial) -> None:
+    with contextlib.suppress(ConfigError):
+        load_config(config, world_size=2, sections=SECTIONS, partial=partial)

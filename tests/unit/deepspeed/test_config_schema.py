@@ -26,13 +26,14 @@ def path(tmp_path) -> str:
 
 
 def test_schema_describes_a_field() -> None:
-    schema = config_schema({"fp16": FP16Section})
-    assert schema["properties"]["fp16"]["properties"]["hysteresis"] == {
+    section, short = config_schema({"fp16": FP16Section})["properties"]["fp16"]["anyOf"]
+    assert short == {"type": "boolean"}
+    assert section["properties"]["hysteresis"] == {
         "description": "overflows it takes before the dynamic scale halves",
         "default": 2,
         "anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}],
     }
-    assert schema["properties"]["fp16"]["additionalProperties"] is False
+    assert section["additionalProperties"] is False
 
 
 def test_schema_describes_nested_sections_and_aliases() -> None:

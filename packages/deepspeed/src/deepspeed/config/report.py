@@ -28,6 +28,7 @@ def settings_lines(config: Config) -> list[str]:
     old_names = {new: old for old, new in ALIASES.items()}
     for name, section in config.sections.items():
         raw = config.raw.get(name, config.raw.get(old_names.get(name, "")))
+        raw = {"enabled": raw} if isinstance(raw, bool) else raw
         rows.append((name, "", ""))
         rows += _rows(section, raw if isinstance(raw, Mapping) else {}, 1)
     width = max(len(name) for name, _, _ in rows) + 2

@@ -11,7 +11,7 @@ import pydantic
 
 from deepspeed.config.batch import BatchKeys
 from deepspeed.config.hints import choices, element_section, optional, section_type
-from deepspeed.config.sections import ALIASES
+from deepspeed.config.sections import ALIASES, SHORTHAND
 from ds_core.sections import General
 
 _LIMITS = {
@@ -28,7 +28,12 @@ def config_schema(sections: Mapping[str, type]) -> dict[str, Any]:
     for kind in (BatchKeys, General):
         properties |= section_schema(kind)["properties"]
     for name in sorted(sections):
-        properties[name] = section_schema(sections[name])
+        schema = section_schema(sections[name])
+        if "enabled" in schema["properties"] or name in SHORTHAND:
+            schema = {"description": schema.pop("description", name)} | _any_of(
+                schema, {"type": "boolean"}
+            )
+        properties[name] = schema
     for old, name in ALIASES.items():
         if name in properties:
             properties[old] = {**properties[name], "deprecated": True}

@@ -16,6 +16,8 @@ from deepspeed.config.faults import ConfigFaults, Fault, join, show
 from deepspeed.config.tolerant import strict_json
 from ds_core.errors import ConfigError
 
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "'": '"'}
+
 Source = Mapping[str, Any] | str | os.PathLike[str]
 
 
@@ -135,6 +137,9 @@ def _parse(text: str, label: str) -> RawConfig:
     except json.JSONDecodeError as error:
         line = text.splitlines()[error.lineno - 1].strip() if text.strip() else ""
         message = f"no valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        for word, json_word in _PYTHON_WORDS.items():
+            if text.startswith(word, error.pos):
+                message += f" (JSON writes {json_word}, not {word})"
         raise ConfigFaults(label, [Fault("", f"{message}: {line}" if line else message)]) from None
     if not isinstance(values, dict):
         raise ConfigFaults(label, [Fault("", f"got {show(values)}, expected an object")])
