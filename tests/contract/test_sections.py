@@ -9,8 +9,9 @@ from importlib.metadata import entry_points
 import pytest
 
 from deepspeed.config.batch import BatchKeys
+from deepspeed.config.faults import Findings
 from deepspeed.config.sections import GROUP, PROVIDERS
-from deepspeed.config.validate import Findings, read_section
+from deepspeed.config.validate import read_section
 from ds_core.sections import General
 
 RULES = {

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from deepspeed import environment
-from deepspeed.config.validate import Findings
+from deepspeed.config.faults import Findings
 from ds_core.sections import setting
 
 TRAIN = "train_batch_size"

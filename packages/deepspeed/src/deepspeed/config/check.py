@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from deepspeed.config.faults import show
-from deepspeed.config.validate import Findings
+from deepspeed.config.faults import Findings, show
 from ds_core.sections import (
     ActivationCheckpointingSection,
     BF16Section,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -43,6 +43,24 @@ class ConfigFaults(ConfigError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.label, self.faults)
+
+
+@dataclass
+class Findings:
+    """What a reading of a configuration turned up.
+
+    Attributes:
+        faults: what must be mended.
+        notices: what was understood in a way worth telling.
+        autos: paths whose value is still "auto".
+    """
+
+    faults: list[Fault] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    autos: list[str] = field(default_factory=list)
+
+    def fault(self, path: str, message: str) -> None:
+        self.faults.append(Fault(path, message))
 
 
 def show(value: object) -> str:

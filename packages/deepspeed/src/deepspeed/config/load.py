@@ -22,7 +22,7 @@ from deepspeed.config.check import (
     note_idle_settings,
     settle_clipping,
 )
-from deepspeed.config.faults import ConfigFaults, Fault, near_miss, show
+from deepspeed.config.faults import ConfigFaults, Fault, Findings, near_miss, show
 from deepspeed.config.sections import (
     ALIASES,
     PROVIDERS,
@@ -34,7 +34,7 @@ from deepspeed.config.sections import (
     why_unserved,
 )
 from deepspeed.config.source import RawConfig, Source, read_source
-from deepspeed.config.validate import Findings, read_section
+from deepspeed.config.validate import read_section
 from ds_core.errors import ConfigError
 from ds_core.sections import General
 
