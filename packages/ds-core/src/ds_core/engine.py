@@ -75,7 +75,7 @@ class Engine(nn.Module):
         self.counters = Counters()
         self.window = AccumulationWindow(accumulation_steps, groups.data)
         self.last_report: StepReport | None = None
-        self._micro_batch_size = micro_batch_size
+        self.micro_batch_size = micro_batch_size
         self.hooks = HookList(hooks)
         self._autocast = autocast
         self._no_sync = False
@@ -154,7 +154,7 @@ class Engine(nn.Module):
         self.window.close()
         self._count(report, micro_batches)
         if self.schedule is not None and not report.skipped:
-            self.schedule.step()
+            self._move_schedule(self.schedule)
         self.hooks.after_step(self._event(report, lr, micro_batches))
         self._losses = None
         return report
@@ -209,13 +209,14 @@ class Engine(nn.Module):
                 return getattr(modules["module"], name)
             raise
 
+    def _move_schedule(self, schedule: Schedule) -> None:
+        schedule.step()
+
     def _count(self, report: StepReport, micro_batches: int) -> None:
         self.last_report = report
         self.counters.steps += 1
         self.counters.skipped += report.skipped
-        self.counters.samples += (
-            self._micro_batch_size * micro_batches * self.groups.data.world_size
-        )
+        self.counters.samples += self.micro_batch_size * micro_batches * self.groups.data.world_size
 
     def _event(self, report: StepReport, lr: tuple[float, ...], micro_batches: int) -> StepEvent:
         return StepEvent(

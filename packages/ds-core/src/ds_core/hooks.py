@@ -66,14 +66,16 @@ class HookList:
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The state of every hook that has any, by key."""
-        return {hook.key: hook.state_dict() for hook in self.hooks if hasattr(hook, "state_dict")}
+        states = {hook.key: getattr(hook, "state_dict", None) for hook in self.hooks}
+        return {key: state() for key, state in states.items() if state is not None}
 
     def load_state_dict(self, states: dict[str, dict[str, Any]]) -> None:
         """Give each hook its saved state; hooks without one in `states` keep theirs."""
         for hook in self.hooks:
-            if hasattr(hook, "load_state_dict") and hook.key in states:
+            load = getattr(hook, "load_state_dict", None)
+            if load is not None and hook.key in states:
                 try:
-                    hook.load_state_dict(states[hook.key])
+                    load(states[hook.key])
                 except (KeyError, TypeError, ValueError) as error:
                     raise CheckpointError(
                         f"the saved state of '{hook.key}' does not fit: {error}"

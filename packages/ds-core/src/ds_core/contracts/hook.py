@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -33,31 +33,22 @@ class StepEvent:
 
 
 class Hook(Protocol):
-    """An object with any subset of these methods; the engine calls those that exist.
+    """An object with a `key` and any subset of the methods below; the engine calls those it has.
+
+        before_forward(args: tuple, kwargs: dict) -> tuple[tuple, dict]
+        after_forward(output) -> None
+        before_backward(loss: Tensor) -> None
+        after_backward() -> None
+        before_step() -> None
+        after_step(event: StepEvent) -> None
+        state_dict() -> dict
+        load_state_dict(state: dict) -> None
+        close() -> None
 
     Hooks run in the order they were given. `before_forward` may replace the arguments of the
-    module; the two forward hooks run in training mode only. State, if any, is a JSON-serialisable
-    dict and goes into checkpoints under `key`.
+    module; the two forward hooks run in training mode only. State is JSON-serialisable and goes
+    into checkpoints under `key`.
     """
 
-    key: str
-
-    def before_forward(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
-
-    def after_forward(self, output: Any) -> None: ...
-
-    def before_backward(self, loss: Tensor) -> None: ...
-
-    def after_backward(self) -> None: ...
-
-    def before_step(self) -> None: ...
-
-    def after_step(self, event: StepEvent) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
+    @property
+    def key(self) -> str: ...

@@ -1,0 +1,14 @@
+"""The import paths that existing programs use, served from one table.
+
+Each file beside this one holds a part of the table, `NAMES`:
+
+    legacy module -> {name: "module:attribute"}     a module whose names come from elsewhere
+    legacy module -> "module"                       another name of a real module
+
+A value that begins with `!` is a name we do not offer: using it raises the text behind the `!`,
+which says what it would need. Nothing is imported before a name is used.
+"""
+
+from deepspeed.legacy.finder import LegacyFinder, install, names_of, resolve, table
+
+__all__ = ["LegacyFinder", "install", "names_of", "resolve", "table"]

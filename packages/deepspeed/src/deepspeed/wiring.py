@@ -1,0 +1,355 @@
+"""From the arguments of `initialize` and the JSON to a running engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from deepspeed import registry
+from deepspeed.comm.facade import TAPS
+from deepspeed.config import Config, load_config, resolve_source
+from deepspeed.config.batch import WorldSize
+from deepspeed.dataloader import DeepSpeedDataLoader
+from deepspeed.distributed import DEFAULT_PORT, device_type, init_distributed, local_rank
+from deepspeed.engine import DeepSpeedEngine
+from deepspeed.optimizers import make_optimizer_factory
+from deepspeed.precision import autocast_context, compute_dtype, input_casts, precision_settings
+from deepspeed.progress import MemoryLog, ProgressLog
+from ds_core import device as devices
+from ds_core.agreement import model_facts, require_agreement
+from ds_core.contracts import Hook
+from ds_core.errors import ConfigError
+from ds_core.forward_only import ForwardOnly
+from ds_core.groups import Groups, make_groups
+from ds_core.optimizers import MakeOptimizer, parameter_groups
+from ds_core.precision import PrecisionSettings
+from ds_core.precision.cast import cast_module
+from ds_core.replicated import Replicated, ReplicatedSettings
+
+logger = logging.getLogger(__name__)
+
+GivenOptimizer = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a strategy is made of; a factory in `deepspeed.strategies` is called with it.
+
+    Attributes:
+        module: on its device unless a strategy places it itself.
+        param_groups: groups of the module's parameters.
+        optimizer: an optimizer object over these, or a factory called with groups of what is
+            updated.
+        config: the resolved configuration; read where the strategy is made, nowhere below.
+    """
+
+    module: nn.Module
+    param_groups: list[dict[str, Any]]
+    optimizer: torch.optim.Optimizer | MakeOptimizer | None
+    groups: Groups
+    precision: PrecisionSettings
+    config: Config
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class HookContext:
+    """What the factories in `deepspeed.hooks` may look at.
+
+    Attributes:
+        monitors: objects with `write_events([(label, value, step)])`.
+        add_comm_observer: calls a function after each collective of the engine and of
+            `deepspeed.comm`; returns the function that ends it.
+    """
+
+    module: nn.Module
+    rank: int
+    world_size: int
+    train_batch_size: int
+    micro_batch_size: int
+    accumulation_steps: int
+    optimizer: torch.optim.Optimizer
+    monitors: list[Any]
+    add_comm_observer: Callable[[Callable[[Any], None]], Callable[[], None]]
+
+
+def initialize(
+    args: Any = None,
+    model: nn.Module | None = None,
+    optimizer: GivenOptimizer | None = None,
+    model_parameters: Iterable[Any] | None = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = DEFAULT_PORT,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    config: Any = None,
+    mesh_param: Any = None,
+    config_params: Any = None,
+) -> tuple[DeepSpeedEngine, Any, DeepSpeedDataLoader | None, Any]:
+    """Make an engine that trains `model` as the configuration says.
+
+    Args:
+        args: a namespace or dict that may hold `deepspeed_config`.
+        model: any module; it is moved to this rank's device and format in place.
+        optimizer: an optimizer over the model's parameters, or a function that makes one of
+            parameter groups; instead of the configuration's `optimizer` section.
+        model_parameters: parameters, (name, parameter) pairs or parameter groups to train;
+            default: all of the model's that require a gradient.
+        training_data: a data set to make a loader of.
+        lr_scheduler: a schedule, or a function that makes one of the optimizer.
+        distributed_port: for the rendezvous, where nobody named one.
+        mpu: a Megatron-style object that knows the data- and model-parallel groups.
+        dist_init_required: None initialises `torch.distributed` if it is not yet.
+        collate_fn: for the loader of `training_data`.
+        config: a dict, the path of a JSON file, or base64 of JSON; `config_params` is its old
+            name.
+
+    Returns:
+        (engine, optimizer, data loader or None, schedule or None).
+
+    Raises:
+        ConfigError: anything wrong with the arguments or the configuration, all at once.
+        RankMismatchError: ranks that bring different models.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is {type(model).__name__}, expected a torch.nn.Module")
+    if mesh_param is not None:
+        raise ConfigError("mesh_param is not supported; pass mpu with the groups you made")
+    source = resolve_source(args, config, config_params)
+    init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
+    special = _special_engine(model)
+    if special is not None:
+        return special(  # type: ignore[no-any-return]
+            model=model,
+            source=source,
+            optimizer=optimizer,
+            model_parameters=model_parameters,
+            training_data=training_data,
+            lr_scheduler=lr_scheduler,
+            mpu=mpu,
+            collate_fn=collate_fn,
+        )
+    groups = make_groups(mpu)
+    resolved = load_config(source, world_size=_world(groups, mpu))
+    engine = build_engine(
+        model,
+        resolved,
+        groups=groups,
+        optimizer=optimizer,
+        model_parameters=model_parameters,
+        lr_scheduler=lr_scheduler,
+        mpu=mpu,
+        collate_fn=collate_fn,
+    )
+    if training_data is not None:
+        engine.training_dataloader = engine.deepspeed_io(training_data)
+    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def build_engine(
+    model: nn.Module,
+    config: Config,
+    *,
+    groups: Groups,
+    optimizer: GivenOptimizer | None = None,
+    model_parameters: Iterable[Any] | None = None,
+    lr_scheduler: Any = None,
+    mpu: Any = None,
+    collate_fn: Any = None,
+) -> DeepSpeedEngine:
+    """An engine of the resolved configuration; collective over all ranks."""
+    require_agreement(groups.data, "the model", model_facts(model))
+    device = devices.local_device(local_rank()) if device_type() != "cpu" else torch.device("cpu")
+    devices.set_device(device)
+    trained, chosen = _choose_optimizer(model, config, optimizer, model_parameters)
+    parts = Parts(model, trained, chosen, groups, precision_settings(config), config, device)
+    strategy = make_strategy(parts)
+    schedule = _make_schedule(config, strategy.optimizer, lr_scheduler, chosen is not None)
+    engine = DeepSpeedEngine(
+        model,
+        strategy,
+        configuration=config,
+        device=device,
+        has_optimizer=chosen is not None,
+        mpu=mpu,
+        collate_fn=collate_fn,
+        groups=groups,
+        schedule=schedule,
+        hooks=_make_hooks(model, config, groups, strategy.optimizer),
+        autocast=autocast_context(config, device.type),
+    )
+    if config.general.log_level is not None:
+        logging.getLogger("deepspeed").setLevel(config.general.log_level.upper())
+    if config.general.dump_state and groups.world.rank == 0:
+        logger.warning("%s", config)
+    return engine
+
+
+def make_strategy(parts: Parts) -> Any:
+    """The one place that chooses how state lies across ranks (an `UpdateStrategy`)."""
+    zero: Any = None
+    if "zero_optimization" in parts.config.installed:
+        zero = parts.config.section("zero_optimization")
+    stage = 0 if zero is None else int(zero.stage)
+    if stage > 0 or _is_partitioned(parts.module):
+        return registry.load("strategies", "zero")(zero, parts)
+    originals = cast_module(
+        parts.module,
+        device=parts.device,
+        dtype=compute_dtype(parts.config) if parts.precision.compute_dtype else None,
+        keep=[param for group in parts.param_groups for param in group["params"]],
+    )
+    if parts.optimizer is None:
+        return ForwardOnly(parts.module, parts.groups)
+    general = parts.config.general
+    return Replicated(
+        parts.module,
+        parts.param_groups,
+        parts.optimizer,
+        groups=parts.groups,
+        precision=parts.precision,
+        settings=ReplicatedSettings(
+            predivide=general.gradient_predivide_factor if general.prescale_gradients else None,
+            sparse_gradients=general.sparse_gradients,
+            max_norm=general.gradient_clipping or 0.0,
+        ),
+        originals=originals,
+    )
+
+
+def _world(groups: Groups, mpu: Any) -> WorldSize:
+    source = "the process group" if mpu is None else "mpu.get_data_parallel_group()"
+    return WorldSize(groups.data.world_size, source)
+
+
+def _special_engine(model: nn.Module) -> Callable[..., Any] | None:
+    """The engine that an installed package offers for this kind of model."""
+    points = registry.offered("engines")
+    for cls in type(model).__mro__:
+        name = f"{cls.__module__.partition('.')[0]}.{cls.__name__}"
+        if name in points:
+            found: Callable[..., Any] = registry.load("engines", name)
+            return found
+    return None
+
+
+def _is_partitioned(model: nn.Module) -> bool:
+    """True if the model was built inside `zero.Init`."""
+    return any(hasattr(param, "ds_id") for param in model.parameters())
+
+
+def _choose_optimizer(
+    model: nn.Module,
+    config: Config,
+    given: GivenOptimizer | None,
+    model_parameters: Iterable[Any] | None,
+) -> tuple[list[dict[str, Any]], torch.optim.Optimizer | MakeOptimizer | None]:
+    """The groups to train and what trains them."""
+    section: Any = config.sections.get("optimizer")
+    if isinstance(given, torch.optim.Optimizer):
+        if section is not None:
+            _two_optimizers()
+        return parameter_groups(given.param_groups), given
+    listed = list(model_parameters) if model_parameters is not None else []
+    groups = parameter_groups(listed or (p for p in model.parameters() if p.requires_grad))
+    if given is not None:
+        if section is not None:
+            _two_optimizers()
+        maker: Callable[..., torch.optim.Optimizer] = given
+        return groups, lambda replaced: maker(_as_given(replaced))
+    if section is None:
+        return groups, None
+    if not any(group["params"] for group in groups):
+        raise ConfigError("nothing to train: no parameter of the model requires a gradient")
+    return groups, make_optimizer_factory(section.type, section.params)
+
+
+def _two_optimizers() -> None:
+    logger.warning(
+        "initialize() was given an optimizer and the configuration names another in its "
+        "'optimizer' section; the one that was given is used"
+    )
+
+
+def _as_given(groups: list[dict[str, Any]]) -> list[Any]:
+    """A plain list of parameters where there is one group without options of its own."""
+    plain = len(groups) == 1 and set(groups[0]) == {"params"}
+    return list(groups[0]["params"]) if plain else groups
+
+
+def _make_schedule(
+    config: Config, optimizer: torch.optim.Optimizer, given: Any, has_optimizer: bool
+) -> Any:
+    section: Any = config.sections.get("scheduler")
+    if given is not None:
+        if section is not None and section.type is not None:
+            logger.warning(
+                "initialize() was given a schedule and the configuration names another in its "
+                "'scheduler' section; the one that was given is used"
+            )
+        is_schedule = hasattr(given, "step") and hasattr(given, "state_dict")
+        return given if is_schedule or not callable(given) else given(optimizer)
+    if section is None or section.type is None:
+        return None
+    if not has_optimizer:
+        raise ConfigError(f"scheduler: {section.type!r} needs an optimizer, and there is none")
+    from ds_core.schedules import build_schedule
+
+    return build_schedule(section.type, optimizer, section.params)
+
+
+def _make_hooks(
+    model: nn.Module, config: Config, groups: Groups, optimizer: torch.optim.Optimizer
+) -> list[Hook]:
+    hooks: list[Hook] = input_casts(config)
+    monitors = [
+        made
+        for name in registry.offered("monitors")
+        if (section := config.sections.get(name)) is not None
+        and (made := registry.load("monitors", name)(section)) is not None
+    ]
+    context = HookContext(
+        module=model,
+        rank=groups.data.rank,
+        world_size=groups.data.world_size,
+        train_batch_size=config.batch.train,
+        micro_batch_size=config.batch.micro,
+        accumulation_steps=config.batch.accumulation,
+        optimizer=optimizer,
+        monitors=monitors,
+        add_comm_observer=_add_observer_to(groups),
+    )
+    for name in registry.offered("hooks"):
+        section = config.sections.get(name)
+        if section is None:
+            continue
+        hook = registry.load("hooks", name)(section, context)
+        if hook is not None:
+            hooks.append(hook)
+    if config.general.memory_breakdown:
+        hooks.append(MemoryLog())
+    if config.general.steps_per_print:
+        hooks.append(ProgressLog(config.general.steps_per_print, rank=groups.world.rank))
+    return hooks
+
+
+def _add_observer_to(
+    groups: Groups,
+) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
+    def add(observer: Callable[[Any], None]) -> Callable[[], None]:
+        removers = [groups.taps.add(observer), TAPS.add(observer)]
+
+        def remove() -> None:
+            for remover in removers:
+                remover()
+
+        return remove
+
+    return add
