@@ -1,0 +1,1 @@
+"""Old names whose behaviour differs from the part of ours that serves them."""
