@@ -30,6 +30,7 @@ from ds_core.optimizers import MakeOptimizer, parameter_groups
 from ds_core.precision import PrecisionSettings
 from ds_core.precision.cast import cast_module
 from ds_core.replicated import Replicated, ReplicatedSettings
+from ds_core.schedules import build_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -300,8 +301,6 @@ def _make_schedule(
         return None
     if not has_optimizer:
         raise ConfigError(f"scheduler: {section.type!r} needs an optimizer, and there is none")
-    from ds_core.schedules import build_schedule
-
     return build_schedule(section.type, optimizer, section.params)
 
 
