@@ -6,15 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import ds_kernels
 import torch
+
+import ds_kernels
 
 
 class PaperLion(torch.optim.Optimizer):
     """Lion as in the paper (Chen et al., 2023, algorithm 2)."""
 
     def __init__(self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float):
-        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -31,7 +32,7 @@ class PaperLamb(torch.optim.Optimizer):
     """LAMB as in the paper (You et al., 2020, algorithm 2), with a clipped trust ratio."""
 
     def __init__(self, params: Any, lr: float, weight_decay: float, bounds=(0.01, 10.0)):
-        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, bounds=bounds))
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "bounds": bounds})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -66,35 +67,39 @@ class Case:
 
 
 CASES = {
-    "adamw": Case(ds_kernels.CPUAdam, torch.optim.AdamW, dict(lr=1e-2, weight_decay=0.1)),
-    "adamw_no_decay": Case(ds_kernels.CPUAdamW, torch.optim.AdamW, dict(lr=1e-2, weight_decay=0.0)),
+    "adamw": Case(ds_kernels.CPUAdam, torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
+    "adamw_no_decay": Case(
+        ds_kernels.CPUAdamW, torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.0}
+    ),
     "adam_l2": Case(
         ds_kernels.CPUAdam,
         torch.optim.Adam,
-        dict(lr=1e-2, weight_decay=0.1, betas=(0.8, 0.95)),
-        dict(adamw_mode=False),
+        {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.95)},
+        {"adamw_mode": False},
     ),
     "adam_maximize": Case(
-        ds_kernels.CPUAdam, torch.optim.AdamW, dict(lr=1e-2, maximize=True, weight_decay=0.01)
+        ds_kernels.CPUAdam, torch.optim.AdamW, {"lr": 1e-2, "maximize": True, "weight_decay": 0.01}
     ),
-    "adagrad": Case(ds_kernels.CPUAdagrad, torch.optim.Adagrad, dict(lr=1e-2)),
+    "adagrad": Case(ds_kernels.CPUAdagrad, torch.optim.Adagrad, {"lr": 1e-2}),
     "adagrad_decay": Case(
         ds_kernels.CPUAdagrad,
         torch.optim.Adagrad,
-        dict(lr=1e-2, weight_decay=0.1, lr_decay=0.1, initial_accumulator_value=0.5),
+        {"lr": 1e-2, "weight_decay": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.5},
     ),
-    "sgd": Case(ds_kernels.CPUSGD, torch.optim.SGD, dict(lr=1e-2, weight_decay=0.1)),
+    "sgd": Case(ds_kernels.CPUSGD, torch.optim.SGD, {"lr": 1e-2, "weight_decay": 0.1}),
     "sgd_damped": Case(
-        ds_kernels.CPUSGD, torch.optim.SGD, dict(lr=1e-2, momentum=0.9, dampening=0.5)
+        ds_kernels.CPUSGD, torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "dampening": 0.5}
     ),
     "sgd_nesterov": Case(
         ds_kernels.CPUSGD,
         torch.optim.SGD,
-        dict(lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1),
+        {"lr": 1e-2, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
     ),
-    "lion": Case(ds_kernels.CPULion, PaperLion, dict(lr=1e-3, betas=(0.9, 0.98), weight_decay=0.1)),
-    "lamb": Case(ds_kernels.CPULamb, PaperLamb, dict(lr=1e-2, weight_decay=0.1)),
-    "lamb_no_decay": Case(ds_kernels.CPULamb, PaperLamb, dict(lr=1e-2, weight_decay=0.0)),
+    "lion": Case(
+        ds_kernels.CPULion, PaperLion, {"lr": 1e-3, "betas": (0.9, 0.98), "weight_decay": 0.1}
+    ),
+    "lamb": Case(ds_kernels.CPULamb, PaperLamb, {"lr": 1e-2, "weight_decay": 0.1}),
+    "lamb_no_decay": Case(ds_kernels.CPULamb, PaperLamb, {"lr": 1e-2, "weight_decay": 0.0}),
 }
 
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+
 from ds_kernels import BackendError, CPUAdam, backend
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ds_kernels import CPUAdam, CPUSGD, CPUAdagrad, OptionError, TensorError, adam_step
 from torch import Tensor
+
+from ds_kernels import CPUSGD, CPUAdagrad, CPUAdam, OptionError, TensorError, adam_step
 
 pytestmark = pytest.mark.native
 
@@ -23,7 +24,7 @@ def freed() -> Tensor:
 BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
     "size": (lambda: torch.ones(5), "has 5 elements; its parameter has 4"),
     "strides": (lambda: torch.ones(8)[::2], "is not contiguous"),
-    "device": (lambda: torch.ones(4, device="meta"), "is on meta; it must be on the CPU"),
+    "device": (lambda: torch.ones(4, device="meta"), "is on meta; it must be on cpu"),
     "dtype": (lambda: torch.ones(4, dtype=torch.float64), "has dtype torch.float64"),
     "layout": (lambda: torch.ones(4).to_sparse(), ".*only strided"),
     "freed": (freed, "has been freed"),
@@ -48,7 +49,7 @@ def test_a_bad_tensor_is_named_and_nothing_changes(name: str, position: int, lev
 def test_moments_of_one_parameter_share_a_dtype() -> None:
     tensors = [torch.ones(4) for _ in range(4)]
     tensors[3] = tensors[3].bfloat16()
-    with pytest.raises(TensorError, match="exp_avg_sq of master is torch.bfloat16"):
+    with pytest.raises(TensorError, match=r"exp_avg_sq of master is torch\.bfloat16"):
         adam_step(*tensors, step=1, lr=0.1)
 
 

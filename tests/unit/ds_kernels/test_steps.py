@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor
+
 from ds_kernels import (
     OptionError,
     StepQueue,
@@ -15,12 +17,11 @@ from ds_kernels import (
     lion_step,
     sgd_step,
 )
-from torch import Tensor
 
 pytestmark = pytest.mark.native
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-HYPER = dict(lr=1e-2, weight_decay=0.1)
+HYPER = {"lr": 1e-2, "weight_decay": 0.1}
 
 
 def buffers(size: int, offset: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from ds_kernels.adagrad import CPUAdagrad
 from ds_kernels.adam import CPUAdam, CPUAdamW
 from ds_kernels.errors import BackendError, KernelError, OptionError, TensorError
+from ds_kernels.fused import FusedAdam, FusedLamb, FusedLion
 from ds_kernels.lamb import CPULamb
 from ds_kernels.lion import CPULion
 from ds_kernels.pending import PendingStep, StepQueue
@@ -19,6 +20,9 @@ __all__ = [
     "CPULamb",
     "CPULion",
     "CPUSGD",
+    "FusedAdam",
+    "FusedLamb",
+    "FusedLion",
     "KernelError",
     "OptionError",
     "PendingStep",

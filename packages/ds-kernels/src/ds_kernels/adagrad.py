@@ -41,14 +41,14 @@ class CPUAdagrad(KernelOptimizer):
             initial_accumulator_value=initial_accumulator_value,
             eps=eps,
         )
-        defaults = dict(
-            lr=lr,
-            lr_decay=lr_decay,
-            eps=eps,
-            weight_decay=weight_decay,
-            initial_accumulator_value=initial_accumulator_value,
-            maximize=maximize,
-        )
+        defaults = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "maximize": maximize,
+        }
         super().__init__(params, defaults, state_dtype=state_dtype)
 
     def _new_state(self, name: str, param: Tensor, group: dict[str, Any]) -> Tensor:

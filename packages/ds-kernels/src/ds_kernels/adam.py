@@ -41,16 +41,16 @@ class CPUAdam(KernelOptimizer):
     ) -> None:
         refuse_amsgrad(amsgrad)
         check_hyper(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        defaults = dict(
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=False,
-            maximize=maximize,
-            decoupled_weight_decay=adamw_mode,
-            bias_correction=bias_correction,
-        )
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": False,
+            "maximize": maximize,
+            "decoupled_weight_decay": adamw_mode,
+            "bias_correction": bias_correction,
+        }
         super().__init__(params, defaults, state_dtype=state_dtype)
 
 

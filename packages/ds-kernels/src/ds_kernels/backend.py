@@ -15,7 +15,7 @@ import torch
 from ds_kernels import reference
 from ds_kernels.errors import BackendError
 from ds_kernels.formulas import Adagrad, Adam, Formula, Lamb, Lion, PlainSgd, Sgd
-from ds_kernels.lanes import Lane, row_of
+from ds_kernels.lanes import Lane, check, row_of
 
 if TYPE_CHECKING:  # the compiled module may be missing
     from ds_kernels._native import Queue, Ticket
@@ -57,15 +57,19 @@ class Backend:
         Every lane is checked before the first is changed. Runs on `torch.get_num_threads()`
         threads, without the GIL.
         """
-        rows = [row_of(lane) for lane in lanes]
+        for lane in lanes:
+            check(lane)
         if not self.is_native:
             return [reference.update(formula, lane) for lane in lanes]
         call = getattr(load_native(), _NATIVE_NAMES[type(formula)])
+        rows = [row_of(lane) for lane in lanes]
         trust: list[float] | None = call(rows, list(formula), self.name, torch.get_num_threads())
         return trust or [1.0] * len(lanes)
 
     def submit(self, formula: Formula, lanes: Sequence[Lane], queue: Queue) -> Ticket:
         """Start the same work on the thread of `queue` (a `_native.Queue`); not for LAMB."""
+        for lane in lanes:
+            check(lane)
         rows = [row_of(lane) for lane in lanes]
         call = getattr(load_native(), _NATIVE_NAMES[type(formula)])
         ticket: Ticket = call(rows, list(formula), self.name, torch.get_num_threads(), queue)

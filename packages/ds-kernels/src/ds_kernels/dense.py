@@ -48,7 +48,7 @@ def _is_strided(lane: Lane) -> bool:
     """Copies make sense: same shapes, live memory (else the checks name what is wrong)."""
     return all(
         t.layout is torch.strided
-        and t.device.type == "cpu"
+        and t.device == lane.param.device
         and t.shape == lane.param.shape
         and t.untyped_storage().nbytes() > 0
         for t in _tensors(lane)

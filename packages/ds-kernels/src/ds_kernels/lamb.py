@@ -44,18 +44,18 @@ class CPULamb(KernelOptimizer):
         refuse_amsgrad(amsgrad)
         check_hyper(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         check_hyper(min_coeff=min_coeff, max_coeff=max_coeff)
-        defaults = dict(
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            bias_correction=bias_correction,
-            min_coeff=min_coeff,
-            max_coeff=max_coeff,
-            maximize=maximize,
-        )
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "min_coeff": min_coeff,
+            "max_coeff": max_coeff,
+            "maximize": maximize,
+        }
         super().__init__(params, defaults, state_dtype=state_dtype)
 
     def get_lamb_coeffs(self) -> list[float]:
         """Trust ratios of the last `step`, one a stepped parameter."""
-        return list(self._ratios)
+        return [float(ratio) for ratio in self._ratios]

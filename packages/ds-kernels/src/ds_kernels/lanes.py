@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ds_kernels.errors import TensorError
 
+CPU = torch.device("cpu")
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 Row = tuple[int, int, int, int, int, int, int, int, int, int]
@@ -34,13 +35,15 @@ class Lane(NamedTuple):
     state_names: tuple[str, ...]
 
 
-def check_usable(tensor: Tensor, role: str, label: object, count: int) -> None:
-    """Raise unless `tensor` is live, contiguous CPU memory of `count` elements in a known dtype."""
+def check_usable(
+    tensor: Tensor, role: str, label: object, count: int, device: torch.device = CPU
+) -> None:
+    """Raise unless `tensor` is `count` live, contiguous elements of a known dtype on `device`."""
     problem = ""
     if tensor.layout is not torch.strided:
         problem = f"is {tensor.layout}; only strided (dense) tensors can be stepped"
-    elif tensor.device.type != "cpu":
-        problem = f"is on {tensor.device}; it must be on the CPU"
+    elif tensor.device != device:
+        problem = f"is on {tensor.device}; it must be on {device}"
     elif tensor.dtype not in DTYPE_CODES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES)
         problem = f"has dtype {tensor.dtype}; known are {known}"
@@ -58,27 +61,32 @@ def check_usable(tensor: Tensor, role: str, label: object, count: int) -> None:
 
 
 def _end_of(tensor: Tensor, count: int) -> int:
-    return (tensor.storage_offset() + count) * tensor.element_size()
+    return (int(tensor.storage_offset()) + count) * tensor.element_size()
 
 
-def row_of(lane: Lane) -> Row:
-    """Addresses and types of a lane for the compiled loops, after all checks."""
+def check(lane: Lane, device: torch.device = CPU) -> None:
+    """Raise TensorError unless every tensor of the lane can be handed out by address."""
     param, grad, states, out, label, state_names = lane
     count = param.numel()
-    check_usable(param, "", label, count)
-    check_usable(grad, "grad of ", label, count)
+    check_usable(param, "", label, count, device)
+    check_usable(grad, "grad of ", label, count, device)
     for state, name in zip(states, state_names, strict=True):
-        check_usable(state, f"{name} of ", label, count)
+        check_usable(state, f"{name} of ", label, count, device)
         if state.dtype is not states[0].dtype:
             raise TensorError(
                 f"{name} of {label} is {state.dtype} but {state_names[0]} is {states[0].dtype}; "
                 "the moments of a parameter share one dtype"
             )
     if out is not None:
-        check_usable(out, "out of ", label, count)
+        check_usable(out, "out of ", label, count, device)
+
+
+def row_of(lane: Lane) -> Row:
+    """Addresses and types of a checked lane, as the compiled loops take them."""
+    param, grad, states, out, _, _ = lane
     addresses = [state.data_ptr() for state in states] + [0, 0]
     return (
-        count,
+        param.numel(),
         param.data_ptr(),
         grad.data_ptr(),
         addresses[0],

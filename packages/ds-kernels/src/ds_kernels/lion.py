@@ -33,5 +33,5 @@ class CPULion(KernelOptimizer):
         state_dtype: torch.dtype = torch.float32,
     ) -> None:
         check_hyper(lr=lr, betas=betas, weight_decay=weight_decay)
-        defaults = dict(lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize)
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults, state_dtype=state_dtype)

@@ -36,11 +36,11 @@ class KernelOptimizer(torch.optim.Optimizer):
         if state_dtype not in DTYPE_CODES:
             raise OptionError(f"state_dtype is {state_dtype}; use float32, bfloat16 or float16")
         self.state_dtype = state_dtype
-        self._ratios: list[float] = []  # of the last step, one a stepped parameter
+        self._ratios: list[float | Tensor] = []  # of the last step, one a stepped parameter
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(  # type: ignore[override]  # torch types only `closure`; the rest is optional
+    def step(
         self,
         closure: Callable[[], Any] | None = None,
         *,
@@ -73,9 +73,9 @@ class KernelOptimizer(torch.optim.Optimizer):
                     self.state[lane.param]["step"] += 1
         return loss
 
-    def _apply(self, formula: Formula, lanes: list[Lane]) -> list[float]:
+    def _apply(self, formula: Formula, lanes: list[Lane]) -> list[float | Tensor]:
         with aligned_views(lanes) as flat:
-            return backend.select().run(formula, flat)
+            return [*backend.select().run(formula, flat)]
 
     def _lane(self, label: Label, param: Tensor, group: dict[str, Any], out: Tensor | None) -> Lane:
         state = self.state[param]

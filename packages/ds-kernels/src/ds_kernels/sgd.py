@@ -37,14 +37,14 @@ class CPUSGD(KernelOptimizer):
         check_hyper(lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum == 0 or dampening != 0):
             raise OptionError("nesterov needs a momentum above 0 and a dampening of 0")
-        defaults = dict(
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            maximize=maximize,
-        )
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
         super().__init__(params, defaults, state_dtype=state_dtype)
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:

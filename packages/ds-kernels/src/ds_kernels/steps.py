@@ -43,8 +43,8 @@ def adam_step(
     queue: StepQueue | None = None,
 ) -> PendingStep:
     """Adam (AdamW unless `adamw_mode` is false) in place; `step` counts from 1."""
-    group = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-    group |= dict(adamw_mode=adamw_mode, bias_correction=bias_correction)
+    group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    group |= {"adamw_mode": adamw_mode, "bias_correction": bias_correction}
     lanes = lanes_of(master, grad, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}, out)
     return start(ADAM, lanes, group, step, grad_scale, queue)
 
@@ -64,7 +64,7 @@ def adagrad_step(
     queue: StepQueue | None = None,
 ) -> PendingStep:
     """Adagrad in place; `sum` holds the squares seen so far."""
-    group = dict(lr=lr, lr_decay=lr_decay, eps=eps, weight_decay=weight_decay)
+    group = {"lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay}
     return start(ADAGRAD, lanes_of(master, grad, {"sum": sum}, out), group, step, grad_scale, queue)
 
 
@@ -81,7 +81,7 @@ def lion_step(
     queue: StepQueue | None = None,
 ) -> PendingStep:
     """Lion in place, with decoupled weight decay."""
-    group = dict(lr=lr, betas=betas, weight_decay=weight_decay)
+    group = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
     lanes = lanes_of(master, grad, {"exp_avg": exp_avg}, out)
     return start(LION, lanes, group, 1, grad_scale, queue)
 
@@ -104,7 +104,7 @@ def sgd_step(
     """SGD in place; with momentum, `step` 1 fills `momentum_buffer` with the gradient."""
     if momentum and momentum_buffer is None:
         raise OptionError(f"momentum={momentum} needs a momentum_buffer")
-    group = dict(lr=lr, momentum=momentum, dampening=dampening, nesterov=nesterov)
+    group = {"lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov}
     group["weight_decay"] = weight_decay
     states = (
         {"momentum_buffer": momentum_buffer} if momentum and momentum_buffer is not None else {}
@@ -130,8 +130,8 @@ def lamb_step(
     grad_scale: float = 1.0,
 ) -> list[float]:
     """LAMB in place over whole parameters (the norms need them); returns the trust ratios."""
-    group = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-    group |= dict(bias_correction=bias_correction, min_coeff=min_coeff, max_coeff=max_coeff)
+    group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    group |= {"bias_correction": bias_correction, "min_coeff": min_coeff, "max_coeff": max_coeff}
     lanes = lanes_of(master, grad, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}, out)
     return backend.select().run(LAMB.scalars(group, step, grad_scale), lanes)
 
@@ -161,9 +161,10 @@ def lanes_of(
     masters = _listed(master)
     columns = {"grad": _listed(grad)} | {name: _listed(value) for name, value in states.items()}
     outs: list[Tensor | None] = [None] * len(masters) if out is None else [*_listed(out)]
-    for name, column in [*columns.items(), ("out", outs)]:
-        if len(column) != len(masters):
-            raise TensorError(f"{name} has {len(column)} tensors; master has {len(masters)}")
+    lengths = {name: len(column) for name, column in columns.items()} | {"out": len(outs)}
+    for name, length in lengths.items():
+        if length != len(masters):
+            raise TensorError(f"{name} has {length} tensors; master has {len(masters)}")
     single = isinstance(master, Tensor)
     names = tuple(states)
     return [
