@@ -10,12 +10,15 @@ from ds_data import RuleError, convert_to_random_ltd
 from ds_data.hooks import StateHook, curriculum_hook, layer_drop_hook, random_ltd_hook
 from ds_data.sections import (
     CurriculumLearningSection,
+    CurriculumMetric,
     DataEfficiencySection,
     DataRouting,
+    DynamicBatching,
     LTDSchedule,
     LTDScheduleConfig,
     ProgressiveLayerDropSection,
     RandomLTD,
+    SamplingCurriculum,
     ScheduleConfig,
 )
 
@@ -159,11 +162,24 @@ def test_kept_length_follows_the_steps_and_survives_a_checkpoint():
     assert resumed.state_dict() == hook.state_dict()
 
 
-def test_a_setting_that_random_ltd_needs_is_named():
-    ltd = replace(LTD.data_routing.random_ltd, total_layer_num=None)
-    section = replace(LTD, data_routing=replace(LTD.data_routing, random_ltd=ltd))
-    with pytest.raises(RuleError, match=r"data_routing.random_ltd.total_layer_num is needed"):
-        random_ltd_hook(section, Context(layers()))
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        (LTD.data_routing.random_ltd, {"total_layer_num": None}, "total_layer_num is missing"),
+        (LTD.data_routing.random_ltd, {"random_ltd_layer_num": 3}, "names 2 layers"),
+        (CURRICULUM, {"max_difficulty": None}, "needs 'max_difficulty'"),
+        (DynamicBatching(), {"enabled": True}, "max_tokens is missing"),
+        (DynamicBatching(), {"max_batch_size": 2, "min_batch_size": 3}, "is below min_batch_size"),
+        (
+            SamplingCurriculum(),
+            {"enabled": True, "curriculum_metrics": {"len": CurriculumMetric()}},
+            "curriculum_metrics.len: a curriculum needs 'min_difficulty'",
+        ),
+    ],
+)
+def test_a_section_names_what_it_lacks(section, changes, message):
+    with pytest.raises(RuleError, match=message):
+        replace(section, **changes)
 
 
 def test_a_loader_s_state_goes_through_a_hook():

@@ -171,29 +171,11 @@ def random_ltd_hook(section: DataEfficiencySection, context: Context) -> RandomL
     ltd = section.data_routing.random_ltd
     if not (section.enabled and section.data_routing.enabled and ltd.enabled):
         return None
-    path = "data_efficiency.data_routing.random_ltd"
-    schedule = ltd.random_ltd_schedule
-    needed = {
-        "total_layer_num": ltd.total_layer_num,
-        "random_ltd_layer_num": ltd.random_ltd_layer_num,
-        "random_ltd_schedule.min_value": schedule.min_value,
-        "random_ltd_schedule.max_value": schedule.max_value,
-        "random_ltd_schedule.schedule_config.require_steps": schedule.schedule_config.require_steps,
-    }
-    for name, value in needed.items():
-        if value is None:
-            raise RuleError(f"{path}.{name} is needed")
-    ids = ltd.random_ltd_layer_id
-    if ids is not None and len(ids) != ltd.random_ltd_layer_num:
-        raise RuleError(
-            f"{path}: random_ltd_layer_id names {len(ids)} layers, random_ltd_layer_num says "
-            f"{ltd.random_ltd_layer_num}"
-        )
     config = asdict(ltd) | {"global_batch_size": context.train_batch_size}
     rules = LTDRules(
         mask_name=ltd.model_mask_name, model_type=ltd.model_type, order=ltd.hidden_state_order
     )
-    return RandomLTDHook(context.module, RandomLTDScheduler(config), rules, ids)
+    return RandomLTDHook(context.module, RandomLTDScheduler(config), rules, ltd.random_ltd_layer_id)
 
 
 def _require_keywords(module: nn.Module, names: tuple[str, ...], section: str) -> None:

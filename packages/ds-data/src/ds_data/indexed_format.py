@@ -67,6 +67,13 @@ def dtype_code(dtype: npt.DTypeLike, dialect: Dialect = "deepspeed") -> int:
     raise RuleError(f"{wanted.name} cannot be stored in the {dialect} dialect: it has {names}")
 
 
+def code_dtype(code: int, dialect: Dialect = "deepspeed") -> np.dtype[Any]:
+    """The type that a code in a header stands for."""
+    if code not in _CODES[dialect]:
+        raise FormatError(f"dtype code {code}: known are 1 to 8")
+    return _CODES[dialect][code]
+
+
 def best_dtype(vocab_size: int | None) -> np.dtype[Any]:
     """The type Megatron's tools pick for token ids: uint16 below 65,500 words, else int32."""
     small = vocab_size is not None and vocab_size < 65500

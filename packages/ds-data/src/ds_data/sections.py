@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from ds_data.curriculum import CurriculumScheduler
+from ds_data.errors import RuleError
 from ds_data.packing import Order
 
 
@@ -43,6 +45,10 @@ class CurriculumLearningSection:
     schedule_type: ScheduleType | None = _set(None, "how difficulty rises with the step")
     schedule_config: ScheduleConfig = _set(ScheduleConfig, "parameters of the schedule")
 
+    def __post_init__(self) -> None:
+        if self.enabled:
+            CurriculumScheduler(asdict(self))
+
 
 @dataclass(frozen=True)
 class CurriculumMetric:
@@ -69,6 +75,21 @@ class SamplingCurriculum:
     enabled: bool = _set(False, "draw samples by difficulty")
     data_cluster_path: str | None = _set(None, "directory for the members of each cluster")
     curriculum_metrics: dict[str, CurriculumMetric] = _set(dict, "metrics by name")
+
+    def __post_init__(self) -> None:
+        for name, metric in self.curriculum_metrics.items() if self.enabled else ():
+            try:
+                CurriculumScheduler(asdict(metric))
+            except RuleError as error:
+                raise RuleError(f"curriculum_metrics.{name}: {error}") from error
+            if metric.clustering_type == "single_cluster":
+                continue
+            for key in ("index_to_sample_path", "index_to_metric_path"):
+                by_rank = metric.difficulty_type == "percentile" and key == "index_to_metric_path"
+                if getattr(metric, key) is None and not by_rank:
+                    raise RuleError(
+                        f"curriculum_metrics.{name}: clustering_type 'schedule_based' needs {key}"
+                    )
 
 
 @dataclass(frozen=True)
@@ -102,6 +123,15 @@ class DynamicBatching:
         "all micro-batches of a batch are padded to one length",
         aliases=("required_microbatches_of_same_seqlen",),
     )
+
+    def __post_init__(self) -> None:
+        if self.enabled and self.max_tokens is None:
+            raise RuleError("enabled, but max_tokens is missing")
+        if self.max_batch_size is not None and self.max_batch_size < self.min_batch_size:
+            raise RuleError(
+                f"max_batch_size {self.max_batch_size} is below min_batch_size "
+                f"{self.min_batch_size}"
+            )
 
 
 @dataclass(frozen=True)
@@ -168,6 +198,29 @@ class RandomLTD:
         "a learning rate by layer tokens",
         aliases=("random_ltd_layer_token_lr_schedule",),
     )
+
+    def __post_init__(self) -> None:
+        if not self.enabled:
+            return
+        schedule = self.random_ltd_schedule
+        needed = {
+            "total_layer_num": self.total_layer_num,
+            "random_ltd_layer_num": self.random_ltd_layer_num,
+            "random_ltd_schedule.min_value": schedule.min_value,
+            "random_ltd_schedule.max_value": schedule.max_value,
+            "random_ltd_schedule.schedule_config.require_steps": (
+                schedule.schedule_config.require_steps
+            ),
+        }
+        missing = [name for name, value in needed.items() if value is None]
+        if missing:
+            raise RuleError(f"enabled, but {', '.join(missing)} is missing")
+        ids = self.random_ltd_layer_id
+        if ids is not None and len(ids) != self.random_ltd_layer_num:
+            raise RuleError(
+                f"random_ltd_layer_id names {len(ids)} layers, random_ltd_layer_num says "
+                f"{self.random_ltd_layer_num}"
+            )
 
 
 @dataclass(frozen=True)
