@@ -48,7 +48,8 @@ class Attention(nn.Module):
         length = heads.shape[-2]
         cos, sin = self.cos[:length], self.sin[:length]
         first, second = heads.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+        turned = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+        return turned.to(heads.dtype)
 
 
 class Block(nn.Module):

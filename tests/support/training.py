@@ -37,7 +37,8 @@ class Awkward(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, tokens: Tensor, targets: Tensor, detour: bool = False) -> Tensor:
-        hidden = self.embed(tokens) + self.shift
+        hidden = self.embed(tokens)
+        hidden = hidden + self.shift.to(hidden.dtype)
         hidden = hidden + self.block(self.block(hidden))
         if detour:
             hidden = hidden + self.sometimes(hidden)
@@ -94,7 +95,8 @@ def plain_run(
     masters = {name: nn.Parameter(p.detach().clone()) for name, p in model.named_parameters()}
     for name, param in model.named_parameters():
         masters[name].requires_grad_(param.requires_grad)
-    model.to(dtype)
+    for param in model.parameters():
+        param.data = param.data.to(dtype)
     trained = [masters[name] for name, p in model.named_parameters() if p.requires_grad]
     optimizer = make_optimizer(trained)
     run = Run()

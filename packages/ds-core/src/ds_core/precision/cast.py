@@ -15,9 +15,10 @@ def cast_module(
     dtype: torch.dtype | None,
     keep: Iterable[nn.Parameter] = (),
 ) -> dict[nn.Parameter, Tensor]:
-    """Move `module` to `device` and its floating-point tensors to `dtype`, in place.
+    """Move `module` to `device` and its floating-point parameters to `dtype`, in place.
 
-    Parameters stay the same objects.
+    Parameters stay the same objects. Buffers keep their format: what lies there (running
+    statistics, rotary frequencies) is not trained and suffers from rounding.
 
     Returns:
         The fp32 values that `keep` parameters had before they were rounded, on `device`; the
@@ -30,7 +31,9 @@ def cast_module(
         }
     module.to(device)
     if dtype is not None:
-        module.to(dtype)
+        for param in module.parameters():
+            if param.is_floating_point():
+                param.data = param.data.to(dtype)
     return originals
 
 
