@@ -1,0 +1,78 @@
+"""Where the bytes of tensors, arrays and other buffers lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ds_aio.errors import UnfitBuffer
+
+# Anything with the buffer protocol; typing has no name for that before Python 3.12.
+BufferLike: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Memory of one buffer. `keep` owns it."""
+
+    address: int
+    nbytes: int
+    keep: object
+
+
+def span(buffer: BufferLike, *, writable: bool) -> Span:
+    """The memory of `buffer`, which must lie in one piece in host memory.
+
+    Raises:
+        UnfitBuffer: It is not contiguous, freed, on a device, or read-only though `writable`.
+    """
+    if isinstance(buffer, Tensor):
+        return _tensor_span(buffer)
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise UnfitBuffer(
+            f"{type(buffer).__name__} has no memory to transfer: pass a tensor, array or buffer"
+        ) from None
+    if not view.c_contiguous:
+        raise UnfitBuffer("the buffer is not C-contiguous: transfer a contiguous copy")
+    if writable and view.readonly:
+        raise UnfitBuffer(f"cannot read into a read-only {type(buffer).__name__}")
+    if view.nbytes == 0:
+        return Span(0, 0, view)
+    array = np.frombuffer(view, dtype=np.uint8)
+    return Span(array.__array_interface__["data"][0], view.nbytes, view)
+
+
+def _tensor_span(tensor: Tensor) -> Span:
+    if tensor.device.type != "cpu":
+        raise UnfitBuffer(f"a tensor on {tensor.device} has to be staged through host memory")
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        raise UnfitBuffer(
+            f"a tensor of shape {tuple(tensor.shape)} is not contiguous: use .contiguous()"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise UnfitBuffer(
+            "the tensor is a lazy conjugate or negative: use resolve_conj(), resolve_neg()"
+        )
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes and tensor.untyped_storage().nbytes() < nbytes:
+        raise UnfitBuffer(f"the tensor's memory was freed or shrunk: {nbytes} bytes are needed")
+    return Span(tensor.data_ptr() if nbytes else 0, nbytes, tensor)
+
+
+def spans(buffers: BufferLike | Sequence[BufferLike], *, writable: bool) -> list[Span]:
+    """The memory of one buffer, or of each of a list or tuple of them."""
+    if isinstance(buffers, (list, tuple)):
+        return [span(buffer, writable=writable) for buffer in buffers]
+    return [span(buffers, writable=writable)]
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor as a flat uint8 view."""
+    return tensor.detach().reshape(-1).view(torch.uint8)

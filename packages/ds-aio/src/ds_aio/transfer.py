@@ -1,0 +1,145 @@
+"""Work in flight, as callers hold it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from ds_aio.buffers import Span
+from ds_aio.engine import Engine, RawFile, RawRequest
+from ds_aio.errors import UnfitBuffer, transfer_error
+
+
+class Transfer:
+    """A read or write under way. Wait for it, or `await` it.
+
+    The memory belongs to the transfer until it is done. It is kept alive meanwhile; letting go of a
+    transfer that is still under way blocks until it is done.
+    """
+
+    def __init__(
+        self,
+        request: RawRequest,
+        *,
+        action: str,
+        path: str,
+        offset: int,
+        wanted: int,
+        on_done: Callable[[], None] | None = None,
+    ) -> None:
+        self._request = request
+        self._action = action
+        self._path = path
+        self._offset = offset
+        self._wanted = wanted
+        self._on_done = on_done
+
+    def done(self) -> bool:
+        """True once `wait` would not block."""
+        return self._request.done()
+
+    def settle(self) -> None:
+        """Blocks until done, whatever the outcome; `wait` still raises its error."""
+        self._request.wait()
+
+    def wait(self) -> None:
+        """Blocks until done; may be called again.
+
+        Raises:
+            TransferError: With path, offset, wanted and done bytes.
+        """
+        self._request.wait()
+        if self._on_done is not None:
+            on_done, self._on_done = self._on_done, None
+            on_done()
+        done, number, ended, offset = self._request.outcome()
+        if number or ended:
+            raise transfer_error(
+                number, self._action, self._path, offset=offset, wanted=self._wanted, done=done
+            )
+
+    def succeeded(self) -> bool:
+        """True once done without an error."""
+        if not self.done():
+            return False
+        _, number, ended, _ = self._request.outcome()
+        return not (number or ended)
+
+    def result(self) -> int:
+        """Waits; the number of bytes moved."""
+        self.wait()
+        return self._wanted
+
+    def __await__(self) -> Generator[Any, None, int]:
+        if not self.done():
+            yield from asyncio.to_thread(self._request.wait).__await__()
+        return self.result()
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "under way"
+        return (
+            f"<{self._action} of {self._wanted} bytes at {self._offset} of {self._path!r}, {state}>"
+        )
+
+
+class Ended:
+    """A request that is over before it began: the file is too short, or missing (`number`)."""
+
+    def __init__(self, offset: int = 0, number: int = 0) -> None:
+        self._offset = offset
+        self._number = number
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+    def outcome(self) -> tuple[int, int, bool, int]:
+        return 0, self._number, not self._number, self._offset
+
+
+# What goes where: (spans in the order of the bytes, file offset of the first).
+Placed = tuple[Sequence[Span], int]
+
+
+def begin(
+    engine: Engine,
+    file: RawFile,
+    path: str,
+    placed: Sequence[Placed],
+    *,
+    write: bool,
+    here: bool = False,
+) -> Transfer:
+    """Starts moving bytes between memory and `file`. A read past the end touches no memory."""
+    ranges = [(offset, sum(span.nbytes for span in spans)) for spans, offset in placed]
+    wanted = sum(length for _, length in ranges)
+    for offset, _ in ranges:
+        if offset < 0:
+            raise UnfitBuffer(f"offset {offset} lies before the start of the file")
+    request: RawRequest | None = None
+    if not write and file.regular:
+        size = file.size()
+        if any(length and offset + length > size for offset, length in ranges):
+            request = Ended(size)
+    if request is None:
+        segments = [(span.address, span.nbytes) for spans, _ in placed for span in spans]
+        keep = (file, [span.keep for spans, _ in placed for span in spans])
+        request = engine.submit(
+            file, write=write, ranges=ranges, segments=segments, keep=keep, here=here
+        )
+
+    def look_back() -> None:
+        if file.refused:
+            engine.note(f"page cache used: O_DIRECT opens {path!r} but transfers are refused")
+
+    return Transfer(
+        request,
+        action="write" if write else "read",
+        path=path,
+        offset=ranges[0][0] if ranges else 0,
+        wanted=wanted,
+        on_done=look_back,
+    )
