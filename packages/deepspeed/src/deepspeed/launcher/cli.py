@@ -11,6 +11,7 @@ from pathlib import Path
 
 from deepspeed import environment
 from deepspeed.launcher import hosts, options
+from deepspeed.launcher.cluster import EXPORTED_PREFIXES, launch_cluster
 from deepspeed.launcher.devices import LocalDevices, find_devices
 from deepspeed.launcher.errors import LaunchError
 from deepspeed.launcher.local import NodeJob, Program, rank_commands
@@ -22,8 +23,13 @@ logger = logging.getLogger(__name__)
 _LOCAL = "localhost"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Start a job and wait for its end; returns the exit code."""
+def main(
+    arguments: Sequence[str] | None = None, *, prefixes: tuple[str, ...] = EXPORTED_PREFIXES
+) -> int:
+    """Start a job and wait for its end; returns the exit code.
+
+    `prefixes` says which of our variables ranks on other machines get.
+    """
     try:
         given = options.parse(sys.argv[1:] if arguments is None else arguments)
         _set_up_logging(given)
@@ -35,19 +41,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 given.user_script,
             )
         with _pid_file(given.save_pid):
-            return launch(given)
+            return launch(given, prefixes=prefixes)
     except (LaunchError, environment.EnvironmentFault) as error:
         sys.stderr.write(f"deepspeed: {error}\n")
         return 2
 
 
-def launch(given: LaunchOptions) -> int:
+def launch(given: LaunchOptions, *, prefixes: tuple[str, ...] = EXPORTED_PREFIXES) -> int:
     """Run the job that the options describe."""
     required = given.hostfile != options.DEFAULT_HOSTFILE
     pool = hosts.read_hostfile(given.hostfile, required=required)
     if pool is None:
+        if given.no_ssh:
+            return _launch_one_of_many(given, _equal_machines(given))
+        if given.num_nodes > 1 or given.force_multi:
+            raise LaunchError(
+                f"--num_nodes {given.num_nodes}: name the hosts with --hostfile"
+                " (or start each machine with --no_ssh --node_rank)"
+            )
         return _launch_here(given)
-    raise LaunchError("hostfiles: not yet")
+    world = hosts.select(
+        hosts.all_slots(pool),
+        include=given.include,
+        exclude=given.exclude,
+        num_nodes=given.num_nodes,
+        num_gpus=given.num_gpus,
+    )
+    if given.no_ssh:
+        return _launch_one_of_many(given, world)
+    if len(world) > 1 or given.force_multi:
+        return launch_cluster(given, world, prefixes=prefixes)
+    return _run_here(given, world, find_devices())
 
 
 def _launch_here(given: LaunchOptions) -> int:
@@ -56,9 +80,13 @@ def _launch_here(given: LaunchOptions) -> int:
         {_LOCAL: local_slots(given, devices)},
         include=given.include,
         exclude=given.exclude,
-        num_nodes=given.num_nodes,
         num_gpus=given.num_gpus,
     )
+    return _run_here(given, world, devices)
+
+
+def _run_here(given: LaunchOptions, world: hosts.Slots, devices: LocalDevices) -> int:
+    """The whole job lies on this machine."""
     port, origin = given.master_port, "--master_port"
     if port is None:
         port, origin = environment.given_master_port(), "MASTER_PORT"
@@ -71,14 +99,36 @@ def _launch_here(given: LaunchOptions) -> int:
         return supervise(commands)
 
 
+def _equal_machines(given: LaunchOptions) -> hosts.Slots:
+    """Without a hostfile all machines are like this one."""
+    if given.num_nodes < 1:
+        raise LaunchError("--no_ssh: say with --num_nodes how many machines there are")
+    chosen = hosts.select(
+        {_LOCAL: local_slots(given, find_devices())},
+        include=given.include,
+        exclude=given.exclude,
+        num_gpus=given.num_gpus,
+    )
+    return {f"node-{node}": chosen[_LOCAL] for node in range(given.num_nodes)}
+
+
+def _launch_one_of_many(given: LaunchOptions, world: hosts.Slots) -> int:
+    if given.node_rank >= len(world):
+        raise LaunchError(f"--node_rank {given.node_rank}: there are only {len(world)} machines")
+    address = given.master_addr or environment.given_master_addr()
+    if address is None:
+        raise LaunchError("--no_ssh: give the first machine's address with --master_addr")
+    port = given.master_port or environment.given_master_port() or options.DEFAULT_PORT
+    commands = rank_commands(node_job(given, world, given.node_rank, address, port), find_devices())
+    with PortClaim(port) if given.node_rank == 0 else contextlib.nullcontext():
+        return supervise(commands)
+
+
 def local_slots(given: LaunchOptions, devices: LocalDevices) -> list[int]:
     """The slots of this machine; cores take as many ranks as are asked for."""
     slots = list(devices.names)
     if devices.kind == "cpu":
-        wanted = [given.num_gpus]
-        if given.include or given.exclude:
-            wanted.append(len(devices.names))
-        slots = list(range(max(len(slots), *wanted, 0)))
+        slots = list(range(max(len(slots), given.num_gpus)))
     if not slots:
         raise LaunchError(f"no device of type {devices.kind} found on this machine")
     return slots

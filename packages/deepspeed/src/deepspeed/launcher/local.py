@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from deepspeed.launcher.devices import LocalDevices, find_devices
 from deepspeed.launcher.errors import LaunchError
 from deepspeed.launcher.hosts import Slots
 from deepspeed.launcher.keeper import Command, run_commands
+from deepspeed.launcher.ports import PortClaim
 
 
 @dataclass(frozen=True)
@@ -158,10 +160,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         commands = rank_commands(job, find_devices())
+        with PortClaim(job.master_port) if job.node == 0 else contextlib.nullcontext():
+            return run_commands(commands, follow_output=True)
     except (LaunchError, environment.EnvironmentFault) as error:
         sys.stderr.write(f"deepspeed: {os.uname().nodename}: {error}\n")
         return 2
-    return run_commands(commands, follow_output=True)
 
 
 if __name__ == "__main__":
