@@ -29,6 +29,7 @@ def run_ranks(
     world_size: int,
     *args: Any,
     timeout: float = 60.0,
+    group_timeout: float | None = None,
     env: dict[str, str] | None = None,
     **kwargs: Any,
 ) -> list[Any]:
@@ -38,6 +39,7 @@ def run_ranks(
     is initialised from a file, each rank has one thread, and `RANK`, `WORLD_SIZE`, `LOCAL_RANK`
     are set. Returns the results in rank order; raises `RankFailure` with the first failing
     rank's traceback, or with the ranks that were still running when `timeout` seconds passed.
+    Collectives fail after `group_timeout` seconds (default: `timeout`).
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         processes, readers = [], []
@@ -46,7 +48,17 @@ def run_ranks(
             target = (_file_of(function), function.__module__, function.__qualname__)
             process = _context.Process(
                 target=_run_rank,
-                args=(writer, target, rank, world_size, folder, timeout, env or {}, args, kwargs),
+                args=(
+                    writer,
+                    target,
+                    rank,
+                    world_size,
+                    folder,
+                    group_timeout or timeout,
+                    env or {},
+                    args,
+                    kwargs,
+                ),
                 daemon=False,
             )
             process.start()

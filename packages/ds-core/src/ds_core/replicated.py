@@ -84,7 +84,7 @@ class Replicated:
         self._master = MasterWeights(params, originals=originals, enabled=precision.master_weights)
         self._held = {param: self._master[param] for param in params}
         self.optimizer = build_optimizer(param_groups, optimizer, self._master.__getitem__)
-        sparse = sparse_params(module, dense_too=settings.sparse_gradients)
+        sparse = set(sparse_params(module, dense_too=settings.sparse_gradients))
         self._sparse = SparseGradients([p for p in params if p in sparse], groups.data)
         self._message = Message(groups.data, precision.communication_dtype)
         self._buckets = GradientBuckets(

@@ -22,14 +22,14 @@ def sparse_params(module: nn.Module, *, dense_too: bool) -> list[nn.Parameter]:
     for child in module.modules():
         for param in child.parameters(recurse=False):
             users[param] = users.get(param, 0) + 1
-    found: list[nn.Parameter] = []
+    found: dict[nn.Parameter, None] = {}
     for child in module.modules():
         if isinstance(child, (nn.Embedding, nn.EmbeddingBag)):
             weight = cast(nn.Parameter, child.weight)
             wanted = child.sparse or (dense_too and users[weight] == 1)
-            if wanted and weight.requires_grad and weight not in found:
-                found.append(weight)
-    return found
+            if wanted and weight.requires_grad:
+                found.setdefault(weight)
+    return list(found)
 
 
 class SparseGradients:
