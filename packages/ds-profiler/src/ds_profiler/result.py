@@ -1,0 +1,196 @@
+"""What a profile says, as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ds_profiler.errors import UsageError
+from ds_profiler.tally import BACKWARD, FORWARD, RECOMPUTE
+
+FORMAT = 1
+"""Version of the JSON form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Multiply-accumulates, and all floating-point operations (two each, and others)."""
+
+    macs: int = 0
+    flops: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.macs + other.macs, self.flops + other.flops)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorProfile:
+    """The calls of one operator made by one module itself in one phase."""
+
+    name: str
+    phase: str
+    calls: int
+    macs: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleProfile:
+    """A module with everything below it.
+
+    Attributes:
+        name: dotted path in the model; "" for the model itself.
+        kind: its class.
+        extra: what its class prints about itself (`in_features=4, ...`).
+        calls: times its forward ran, recomputations left out; 0 for a mere container.
+        params: parameters in it, each counted once however often it is used.
+        param_bytes: their size.
+        forward, backward, recompute: work inside it, children included. `recompute` is what
+            activation checkpointing ran again.
+        forward_seconds, backward_seconds: time inside it, children included; 0 if not measured.
+        activation_bytes: memory that its forward pass kept for the backward pass.
+        shared_with: the path under which this same object was already listed, or None; then it
+            has no numbers of its own here.
+        uncounted: operators without a rule that it called itself, with their numbers of calls.
+    """
+
+    name: str
+    kind: str
+    extra: str = ""
+    calls: int = 0
+    params: int = 0
+    param_bytes: int = 0
+    forward: Work = Work()
+    backward: Work = Work()
+    recompute: Work = Work()
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    activation_bytes: int = 0
+    shared_with: str | None = None
+    operators: tuple[OperatorProfile, ...] = ()
+    uncounted: dict[str, int] = field(default_factory=dict)
+    children: tuple[ModuleProfile, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The last part of the name."""
+        return self.name.rpartition(".")[2]
+
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, ModuleProfile]]:
+        """This module and all below it, with their depths, parents first."""
+        yield depth, self
+        for child in self.children:
+            yield from child.walk(depth + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The profile of a model.
+
+    Attributes:
+        root: the model.
+        uncounted: operators nobody knows the cost of, with their numbers of calls. While this is
+            empty, the counts are complete.
+        outside: work seen while profiling that belongs to no module of the model (a loss computed
+            outside, gradient accumulation), by phase.
+        forward_seconds, backward_seconds, step_seconds: of the whole pass, as its caller saw it.
+        device: where it ran ("meta" or "fake" if nothing was computed).
+        peak_flops: what the device could do a second, if given; for the utilisation.
+        samples: samples in the batch, if known.
+        world_size, data_parallel, model_parallel: how the run was spread.
+    """
+
+    root: ModuleProfile
+    uncounted: dict[str, int] = field(default_factory=dict)
+    outside: dict[str, Work] = field(default_factory=dict)
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    step_seconds: float = 0.0
+    device: str = "cpu"
+    peak_flops: float | None = None
+    samples: int | None = None
+    world_size: int = 1
+    data_parallel: int = 1
+    model_parallel: int = 1
+
+    @property
+    def params(self) -> int:
+        """Parameters of the model."""
+        return self.root.params
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of the forward pass."""
+        return self.root.forward.macs
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the forward pass."""
+        return self.root.forward.flops
+
+    @property
+    def backward_flops(self) -> int:
+        """Floating-point operations of the backward pass, recomputed ones left out."""
+        return self.root.backward.flops
+
+    @property
+    def utilisation(self) -> float | None:
+        """Achieved matrix operations as a fraction of `peak_flops` (MFU); None if not known.
+
+        Recomputed work is not counted as achieved.
+        """
+        seconds = self.forward_seconds + self.backward_seconds
+        if not self.peak_flops or not seconds:
+            return None
+        done = 2 * (self.root.forward.macs + self.root.backward.macs)
+        return done / seconds / self.peak_flops
+
+    def __getitem__(self, name: str) -> ModuleProfile:
+        """The module called `name`."""
+        for _, module in self.root.walk():
+            if module.name == name:
+                return module
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON-serialisable values."""
+        return {
+            "format": FORMAT,
+            "total": {
+                "params": self.params,
+                FORWARD: asdict(self.root.forward),
+                BACKWARD: asdict(self.root.backward),
+                RECOMPUTE: asdict(self.root.recompute),
+                "utilisation": self.utilisation,
+            },
+            **asdict(self),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Profile:
+        """The inverse of `to_dict`."""
+        if data.get("format") != FORMAT:
+            raise UsageError(f"not a profile of format {FORMAT}: format is {data.get('format')!r}")
+        rest = {key: data[key] for key in data if key not in ("format", "total")}
+        rest["root"] = _module(rest["root"])
+        rest["outside"] = {phase: Work(**work) for phase, work in rest["outside"].items()}
+        return cls(**rest)
+
+    def save(self, path: str | Path) -> None:
+        """Write `to_dict` as a JSON file."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read what `save` wrote."""
+        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+def _module(data: dict[str, Any]) -> ModuleProfile:
+    works = {key: Work(**data[key]) for key in (FORWARD, BACKWARD, RECOMPUTE)}
+    operators = tuple(OperatorProfile(**row) for row in data["operators"])
+    children = tuple(_module(child) for child in data["children"])
+    return ModuleProfile(**{**data, **works, "operators": operators, "children": children})

@@ -1,0 +1,42 @@
+"""Giving a model back as it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def untouched(model: nn.Module, *, training: bool | None = None) -> Iterator[None]:
+    """Inside, `model` may run forward and backward; afterwards nothing of it has changed.
+
+    Kept are gradients, buffers, the training flag of every module, and the random state of the
+    CPU and of the model's devices.
+
+    Args:
+        model: the model.
+        training: puts the model in training (True) or evaluation (False) mode meanwhile.
+    """
+    flags = [(module, module.training) for module in model.modules()]
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    if training is not None:
+        model.train(training)
+    try:
+        with torch.random.fork_rng([d for d in devices if d is not None]):
+            for parameter, _ in grads:
+                parameter.grad = None
+            yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+        for parameter, grad in grads:
+            parameter.grad = grad
+        with torch.no_grad():
+            for buffer, value in buffers:
+                if buffer.device.type != "meta" and not torch.equal(buffer, value):
+                    buffer.copy_(value)
