@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from ds_core.errors import DSError
 
 ENV_FILE_NAME = ".deepspeed_env"
+LOCAL_RANK = "LOCAL_RANK"
+CROSS_RANK = "CROSS_RANK"
+CROSS_SIZE = "CROSS_SIZE"
 _DEVICE_LISTS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 

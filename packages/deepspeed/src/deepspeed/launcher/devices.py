@@ -42,7 +42,7 @@ def find_devices() -> LocalDevices:
     rank's threads fill its cores, so more of them gain nothing by default.
     """
     forced = environment.forced_accelerator()
-    kind = forced or _built_for()
+    kind = forced or built_for()
     limit = environment.visible_devices()
     if kind in ("cuda", "rocm"):
         variable = "CUDA_VISIBLE_DEVICES" if limit is None else limit[0]
@@ -71,7 +71,7 @@ def _limited(kind: str, variable: str, listed: list[str]) -> LocalDevices:
     return LocalDevices(kind, variable, dict(enumerate(listed)))
 
 
-def _built_for() -> str:
+def built_for() -> str:
     """What the installed torch was built for, read from its version file."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

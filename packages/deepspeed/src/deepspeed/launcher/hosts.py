@@ -155,9 +155,9 @@ def _host_at(text: str, position: int, pool: Mapping[str, Sequence[int]], option
         after = rest[len(host) :]
         if rest.startswith(host) and re.fullmatch(r"(:[\d,\s-]+)?(@.*)?", after):
             return host
-    unknown = re.sub(r":[\d,\s-]*$", "", rest.partition("@")[0])
+    spec = rest.partition("@")[0]
+    unknown = re.sub(r":[^:]*$", "", spec)
     if unknown in pool:
-        spec = rest.partition("@")[0]
         raise LaunchError(f"{option} {text}: {spec!r}: slots are numbers, as in {unknown}:0,2-3")
     known = ", ".join(pool)
     raise LaunchError(

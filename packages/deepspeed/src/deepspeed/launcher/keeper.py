@@ -227,9 +227,12 @@ class Keeper:
     def _drain(self) -> None:
         for source in self._sources.values():
             source.drain()
+        patience = _AFTER_DEATH if self._asked else float("inf")
+        deadline = time.monotonic() + patience
         for sink in (self._out, self._err):
-            while sink.waiting:
-                sink.write_some()
+            while sink.waiting and time.monotonic() < deadline:
+                if sink.ready(_IDLE):
+                    sink.write_some()
 
     def _verdict(self) -> int:
         if self._asked is not None:

@@ -93,6 +93,9 @@ def rank_commands(job: NodeJob, devices: LocalDevices) -> list[Command]:
         threads = len(bound[0]) or cores.threads_a_rank(count)
         shared["OMP_NUM_THREADS"] = str(threads)
     logs = _log_files(job, count)
+    if sys.stderr.isatty() and not environment.is_set("COLUMNS"):
+        # ranks write to a pipe: progress bars learn the terminal's width from here
+        shared["COLUMNS"] = str(os.get_terminal_size(sys.stderr.fileno()).columns)
     return [
         Command(
             label=f"rank {job.first_rank + local}",

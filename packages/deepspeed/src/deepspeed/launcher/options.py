@@ -61,8 +61,8 @@ def parser() -> argparse.ArgumentParser:
     _add_places(made)
     _add_processes(made)
     _add_remote(made)
-    made.add_argument("user_script", help="the script, followed by its own arguments")
-    made.add_argument("user_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    made.add_argument("user_script", help="the script")
+    made.add_argument("user_args", nargs=argparse.REMAINDER, help="its arguments")
     return made
 
 
@@ -148,7 +148,10 @@ def _add_remote(made: argparse.ArgumentParser) -> None:
     group.add_argument("--ssh_port", type=int, help="port of the ssh servers")
     group.add_argument("--venv_script", help="a script that each host sources first")
     for name in _REFUSED:
-        group.add_argument(name, nargs="?", const="", help=argparse.SUPPRESS, dest=name)
+        if name == "--elastic_training":
+            group.add_argument(name, action="store_const", const="", help=argparse.SUPPRESS)
+        else:
+            group.add_argument(name, help=argparse.SUPPRESS)
 
 
 _REFUSED = {
@@ -163,7 +166,7 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
     """Read a command line; faults that argparse cannot see raise `LaunchError`."""
     values = vars(parser().parse_args(arguments))
     for name, reason in _REFUSED.items():
-        if values.pop(name) not in (None, "-1"):
+        if values.pop(name.lstrip("-")) not in (None, "-1"):
             raise LaunchError(f"{name}: {reason}; leave the option out")
     values["user_args"] = tuple(values["user_args"])
     options = LaunchOptions(**values)

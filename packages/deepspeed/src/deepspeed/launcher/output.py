@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from pathlib import Path
 
 _READ = 65536
@@ -34,6 +35,12 @@ class Sink:
         """Queue `data`; dropped once the reader has gone."""
         if not self.broken:
             self._pending += data
+
+    def ready(self, seconds: float) -> bool:
+        """Whether the reader takes bytes within `seconds`."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLOUT)
+        return bool(poll.poll(1000 * seconds))
 
     def write_some(self) -> None:
         """Write what fits now. The caller has polled the descriptor."""

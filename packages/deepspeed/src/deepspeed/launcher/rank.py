@@ -1,6 +1,6 @@
 """Turns a process that MPI or Slurm started into a rank, then becomes the program.
 
-`python -m deepspeed.launcher.rank --ranks=COUNT,COUNT [--module] [--no_python] [--no_local_rank] SCRIPT ARGS...`
+`python -m deepspeed.launcher.rank --ranks=COUNT,COUNT... SCRIPT ARGS...`
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from deepspeed.environment import ENV_FILE_NAME as DEEPSPEED_ENVIRONMENT_NAME
 from deepspeed.launcher import cli, hosts, options
 from deepspeed.launcher.cluster import EXPORTED_PREFIXES
+from deepspeed.launcher.errors import LaunchError
 from deepspeed.launcher.local import encode_world as encode_world_info
 from deepspeed.launcher.options import DEFAULT_HOSTFILE as DLTS_HOSTFILE
 from deepspeed.launcher.options import LaunchOptions
@@ -25,7 +26,10 @@ __all__ = [
     "main",
     "parse_args",
     "parse_inclusion_exclusion",
+    "parse_node_config",
+    "parse_node_config_list",
     "parse_resource_filter",
+    "run_autotuning",
 ]
 
 EXPORT_ENVS: list[str] = list(EXPORTED_PREFIXES)
@@ -65,3 +69,21 @@ def parse_resource_filter(
 ) -> OrderedDict[str, list[int]]:
     """The slots that the filters leave of host -> slots."""
     return OrderedDict(hosts.select(host_info, include=include_str, exclude=exclude_str))
+
+
+def parse_node_config(node_config: str) -> tuple[str, list[int]]:
+    """Host and slots of `HOST:SLOT,SLOT`; no slots where none are given."""
+    host, colon, slots = node_config.rpartition(":")
+    if not colon:
+        return node_config, []
+    return host, hosts.numbers(slots, what=node_config)
+
+
+def parse_node_config_list(node_config_list: Sequence[str]) -> dict[str, list[int]]:
+    """Host -> slots of several `HOST:SLOT,SLOT`."""
+    return dict(map(parse_node_config, node_config_list))
+
+
+def run_autotuning(args: object, active_resources: object) -> None:
+    """Refused: raises `LaunchError`."""
+    raise LaunchError("run_autotuning: tuning is not part of this installation")
