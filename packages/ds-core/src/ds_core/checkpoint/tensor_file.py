@@ -6,7 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,8 +17,14 @@ from torch import Tensor
 from ds_core.checkpoint.manifest import StoredFile
 from ds_core.errors import CheckpointError
 
-CHUNK = 16 << 20
-"""Bytes handed to the disk, and to the checksum beside it, at a time."""
+CHUNK = 4 << 20
+"""Bytes handed to the disk at a time."""
+
+FLUSH = 64 << 20
+"""Bytes after which a thread begins to force them to the disk, while more are written."""
+
+WORKERS = 3
+"""Threads that serve the two files of a rank: a checksum, and a flush each."""
 
 MAX_HEADER = 64 << 20
 """Readers of safetensors refuse headers of more than 100 MB."""
@@ -67,7 +73,7 @@ def entry_room(key: str, shape: tuple[int, ...]) -> int:
 class TensorFile:
     """Writes `path`. `room` bytes are kept for the header: ask `fits` before `add`.
 
-    `checksums` runs `zlib.crc32` beside the write (both release the GIL).
+    `workers` run checksums and flushes beside the writes (all release the GIL).
     """
 
     def __init__(
@@ -75,13 +81,15 @@ class TensorFile:
         path: Path,
         *,
         room: int,
-        checksums: Executor,
+        workers: Executor,
         progress: Callable[[int], object] | None = None,
     ) -> None:
         self.path = path
         self._room = min(MAX_HEADER, -(-room // 8) * 8)
         self._used = HEADER_ROOM
-        self._checksums = checksums
+        self._workers = workers
+        self._flush: Future[None] | None = None
+        self._unflushed = 0
         self._progress = progress
         self._entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         self._offset = 0
@@ -105,27 +113,37 @@ class TensorFile:
         }
         self._used += entry_room(key, shape)
         offset, crc = 8 + self._room + self._offset, 0
+        beside = None
+        if tensor.device.type == "cpu" and nbytes > CHUNK // 4:
+            beside = self._workers.submit(zlib.crc32, bytes_of(tensor).numpy().data)
         for chunk in host_chunks(tensor):
-            crc = self._write(chunk, crc)
+            self._file.write(chunk)
+            if beside is None:
+                crc = zlib.crc32(chunk, crc)
+            self._wrote(len(chunk))
         self._offset += nbytes
-        return offset, crc
+        return offset, crc if beside is None else beside.result()
 
-    def _write(self, chunk: memoryview, crc: int) -> int:
-        if len(chunk) < 1 << 20:
-            self._file.write(chunk)
-            crc = zlib.crc32(chunk, crc)
-        else:
-            pending = self._checksums.submit(zlib.crc32, chunk, crc)
-            self._file.write(chunk)
-            crc = pending.result()
+    def _wrote(self, nbytes: int) -> None:
         if self._progress is not None:
-            self._progress(len(chunk))
-        return crc
+            self._progress(nbytes)
+        self._unflushed += nbytes
+        if self._unflushed >= FLUSH and (self._flush is None or self._flush.done()):
+            self._flushed()
+            self._unflushed = 0
+            self._flush = self._workers.submit(os.fdatasync, self._file.fileno())
+
+    def _flushed(self) -> None:
+        """Wait for the flush under way; an error of the disk is told only once, to it."""
+        if self._flush is not None:
+            self._flush.result()
+            self._flush = None
 
     def close(self) -> StoredFile:
         """Write the header, force all to the disk, and say what is there."""
         text = json.dumps(self._entries, separators=(",", ":")).encode()
         header = self._room.to_bytes(8, "little") + text.ljust(self._room)
+        self._flushed()
         self._file.seek(0)
         self._file.write(header)
         self._file.flush()
@@ -143,6 +161,8 @@ class TensorFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._flush is not None:
+            self._flush.exception()  # let it end before its file is closed
         self._file.close()
 
 

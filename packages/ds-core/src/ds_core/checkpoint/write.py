@@ -28,6 +28,7 @@ from ds_core.checkpoint.manifest import (
 )
 from ds_core.checkpoint.tensor_file import (
     HEADER_ROOM,
+    WORKERS,
     TensorFile,
     entry_room,
     host_chunks,
@@ -115,7 +116,7 @@ def _open_sink(
     if tensor_writer is not None:
         yield _WholeFiles(folder, rank, tensor_writer, progress)
         return
-    with ThreadPoolExecutor(1, "checksum") as checksums, ExitStack() as stack:
+    with ThreadPoolExecutor(WORKERS, "checkpoint") as workers, ExitStack() as stack:
         rooms: dict[str, int] = {}
         if isinstance(shards, Sequence):
             for shard in shards:
@@ -126,7 +127,7 @@ def _open_sink(
         def open_file(kind: str, part: int, least: int) -> TensorFile:
             name = f"{kind}.rank{rank:05d}" + (f".part{part}" if part else "") + ".safetensors"
             room = max(least, rooms.get(kind, STREAM_ROOM << 2 * part))
-            file = TensorFile(folder / name, room=room, checksums=checksums, progress=progress)
+            file = TensorFile(folder / name, room=room, workers=workers, progress=progress)
             return stack.enter_context(file)
 
         yield _StreamedFiles(open_file)
@@ -225,8 +226,8 @@ def write_document(folder: Path, stem: str, encoder: Encoder, value: Any) -> lis
         beside = folder / f"{stem}.safetensors"
         room = HEADER_ROOM + sum(entry_room(k, tuple(t.shape)) for k, t in encoder.tensors.items())
         with (
-            ThreadPoolExecutor(1) as checksums,
-            TensorFile(beside, room=room, checksums=checksums) as file,
+            ThreadPoolExecutor(WORKERS) as workers,
+            TensorFile(beside, room=room, workers=workers) as file,
         ):
             for key, tensor in encoder.tensors.items():
                 file.add(key, tensor, tuple(tensor.shape))
