@@ -5,10 +5,10 @@ Each file beside this one holds a part of the table, `NAMES`:
     legacy module -> {name: "module:attribute"}     a module whose names come from elsewhere
     legacy module -> "module"                       another name of a real module
 
-A value that begins with `!` is a name we do not offer: using it raises the text behind the `!`,
-which says what it would need. Nothing is imported before a name is used.
+A value that begins with `!` is a name we do not offer: it can be imported, and using it raises the
+text behind the `!`, which says what it would need. Nothing is imported before a name is used.
 """
 
-from deepspeed.legacy.finder import LegacyFinder, install, names_of, resolve, table
+from deepspeed.legacy.finder import LegacyFinder, NotOffered, install, names_of, resolve, table
 
-__all__ = ["LegacyFinder", "install", "names_of", "resolve", "table"]
+__all__ = ["LegacyFinder", "NotOffered", "install", "names_of", "resolve", "table"]

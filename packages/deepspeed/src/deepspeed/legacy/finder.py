@@ -12,6 +12,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ds_core.errors import DSError
+
 Names = Mapping[str, str]
 ROOT = "deepspeed"
 
@@ -47,14 +49,14 @@ def names_of(module: str) -> Names:
     return {} if isinstance(names, str) else names
 
 
-def resolve(target: str, where: str) -> Any:
-    """What a table entry stands for.
+class NotOffered(DSError, NotImplementedError):
+    """A name that programs know and that this release does not offer."""
 
-    Raises:
-        AttributeError: for a name that is not offered, with the reason.
-    """
+
+def resolve(target: str, where: str) -> Any:
+    """What a table entry stands for; for a refusal, a class that raises when it is used."""
     if target.startswith("!"):
-        raise AttributeError(f"{where}: {target[1:].strip()}")
+        return refusal(where, target[1:].strip())
     module, _, attribute = target.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -62,11 +64,21 @@ def resolve(target: str, where: str) -> Any:
         missing = (error.name or "").partition(".")[0]
         if missing.startswith("ds_"):
             package = missing.replace("_", "-")
-            raise AttributeError(f"{where} needs {package}: pip install {package}") from error
+            return refusal(where, f"needs {package}: pip install {package}")
         raise
     for part in attribute.split(".") if attribute else ():
         found = getattr(found, part)
     return found
+
+
+def refusal(where: str, reason: str) -> type:
+    """Stands in for a name that is not offered: importing it is harmless, using it explains."""
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+        raise NotOffered(f"{where}: {reason}")
+
+    name = where.rpartition(".")[2]
+    return type(name, (), {"__new__": refuse, "__doc__": f"Not offered: {reason}"})
 
 
 class LegacyModule(ModuleType):
@@ -108,7 +120,7 @@ class LegacyFinder(MetaPathFinder, Loader):
             assert isinstance(module, ModuleType)
             return _Alias(spec.name, module)
         module = LegacyModule(spec.name, f"Served from the legacy table of {ROOT}.")
-        module.__dict__["__all__"] = [name for name, to in real.items() if to[0] != "!"]
+        module.__dict__["__all__"] = [name for name, to in real.items() if not to.startswith("!")]
         return module
 
     def exec_module(self, module: ModuleType) -> None:
