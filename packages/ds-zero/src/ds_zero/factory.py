@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from ds_core.contracts import UpdateStrategy
+import torch
+
+from ds_core.precision.cast import cast_module
+from ds_zero.coordinator import Limits
+from ds_zero.fully_sharded import FullySettings, FullySharded
+from ds_zero.leaves import find_leaves
+from ds_zero.owned import Residence
 from ds_zero.sections import ZeroSection
 from ds_zero.sharded import Sharded, ShardedSettings
 from ds_zero.strategy import Offload, Setup
 
 
-def make(section: ZeroSection, setup: Setup) -> UpdateStrategy:
-    """The strategy that `section` asks for, over `setup.module`."""
-    offload = Offload()
+def make(
+    section: ZeroSection,
+    setup: Setup,
+    *,
+    device: torch.device | None = None,
+    make_residence: Callable[[], Residence] | None = None,
+) -> Sharded | FullySharded:
+    """The strategy that `section` asks for, over `setup.module`.
+
+    Args:
+        section: stage 1, 2 or 3; a module built by `zero.Init` needs stage 3.
+        setup: `module` is where the user made it and in the user's format.
+        device: where it computes.
+        make_residence: makes what keeps optimizer state on nvme.
+    """
+    optimizer = section.offload_optimizer
+    offload = Offload(
+        part=optimizer.ratio if optimizer.device != "none" else 0.0,
+        pin_memory=optimizer.pin_memory,
+        residence=make_residence if optimizer.device == "nvme" else None,
+    )
+    if section.stage == 3:
+        return _fully_sharded(section, setup, offload, device)
+    return _sharded(section, setup, offload, device)
+
+
+def _sharded(
+    section: ZeroSection, setup: Setup, offload: Offload, device: torch.device | None
+) -> Sharded:
+    setup = _placed(setup, device)
     settings = ShardedSettings(
+        shard_gradients=section.stage == 2,
         bucket_elements=section.reduce_bucket_size,
         gather_elements=section.allgather_bucket_size,
         overlap=section.overlaps and section.grad_hooks,
@@ -26,6 +61,47 @@ def make(section: ZeroSection, setup: Setup) -> UpdateStrategy:
         round_weights=not section.load_from_fp32_weights,
         offload=offload,
     )
-    if section.stage == 2:
-        settings = replace(settings, shard_gradients=True)
     return Sharded(setup, settings)
+
+
+def _fully_sharded(
+    section: ZeroSection, setup: Setup, offload: Offload, device: torch.device | None
+) -> FullySharded:
+    settings = FullySettings(
+        bucket_elements=section.reduce_bucket_size,
+        overlap=section.overlaps,
+        reduce_scatter=section.reduce_scatter,
+        with_all_reduce=section.stage3_use_all_reduce_for_fetch_params,
+        early_copy=section.contiguous_gradients,
+        step_elements=max(section.sub_group_size, 1),
+        persist=section.stage3_param_persistence_threshold,
+        persist_total=section.stage3_model_persistence_threshold,
+        limits=Limits(
+            prefetch=section.stage3_prefetch_bucket_size if section.overlaps else 0,
+            live=section.stage3_max_live_parameters,
+            reuse=section.stage3_max_reuse_distance,
+            apart=section.stage3_allgather_sequential,
+            remember_places=section.memory_efficient_linear,
+            log_changes=section.log_trace_cache_warnings,
+        ),
+        require_used=not section.ignore_unused_parameters,
+        round_weights=not section.load_from_fp32_weights,
+        offload=offload,
+        device=device,
+        dtype=setup.precision.compute_dtype,
+    )
+    leaves = find_leaves(
+        setup.module, section.leaf_module, granularity=section.stage3_module_granularity_threshold
+    )
+    return FullySharded(setup, settings, leaves=leaves)
+
+
+def _placed(setup: Setup, device: torch.device | None) -> Setup:
+    """The module on its device and in its compute format, with the values from before."""
+    if device is None:
+        return setup
+    keep = [param for group in setup.param_groups for param in group["params"]]
+    originals = cast_module(
+        setup.module, device=device, dtype=setup.precision.compute_dtype, keep=keep
+    )
+    return replace(setup, originals=originals)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ds_core.replicated import broadcast_module
 from ds_zero.access import Access
 from ds_zero.exchange import Exchange
 from ds_zero.gradients import ShardedGradients
-from ds_zero.plan import bucket_limit
+from ds_zero.plan import Slice, bucket_limit
 from ds_zero.state import Loader, group_facts, owned_shards, whole_shards
 from ds_zero.strategy import Offload, Setup, ShardedUpdate, parameter_facts
 from ds_zero.units import Unit, end_to_end, make_units, trained
@@ -84,6 +85,9 @@ class Sharded:
             limit=settings.gather_elements,
         )
         self._flat = {unit: self._flatten(unit) for unit in self._units}
+        for original in (setup.originals[p] for p in self._facts if p in setup.originals):
+            # Ranks may have been seeded differently.
+            self._comm.broadcast(original, 0, label="values before rounding").wait()
         gradients = ShardedGradients(
             self._units,
             self._exchange,
@@ -100,6 +104,7 @@ class Sharded:
             segment_limit=settings.step_elements,
             offload=settings.offload,
             require_used=settings.require_used,
+            original=partial(_original, setup.originals),
         )
         self.optimizer = self._update.owned.optimizer
         self.access = Access(self._update, self._comm)
@@ -236,3 +241,10 @@ class Sharded:
         ]
         for work in pending:
             work.wait()
+
+
+def _original(originals: Mapping[nn.Parameter, Tensor], unit: Unit, piece: Slice) -> Tensor | None:
+    original = originals.get(unit.params[piece.index])
+    if original is None:
+        return None
+    return original.detach().reshape(-1)[piece.start : piece.start + piece.length]

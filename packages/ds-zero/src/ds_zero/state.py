@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ds_core.contracts import BUFFER, WEIGHT, LoadWhat, ShardReader, TensorShard
 from ds_core.naming import named_buffers
 from ds_core.state import check_groups, fill, restore_groups, select, share
 from ds_zero.owned import OwnedState, Part, Segment
+from ds_zero.params import Shard
 from ds_zero.plan import Slice, cut
 from ds_zero.units import Fact
 
@@ -68,6 +69,14 @@ def whole_shards(
         fact, slot, tensor, frozen = entries[index]
         flat = tensor.detach().reshape(-1)[start:stop]
         yield _shard(fact, slot, start, flat, frozen=frozen)
+
+
+def sharded_frozen(entries: Iterable[tuple[Fact, Shard, bool]], rank: int) -> Iterator[TensorShard]:
+    """This rank's shares of parameters that no optimizer updates: (fact, shard, frozen)."""
+    for fact, shard, frozen in entries:
+        if shard.own_numel or (rank == 0 and fact.numel == 0):
+            start = min(shard.rank * shard.width, shard.numel)
+            yield _shard(fact, WEIGHT, start, shard.local[: shard.own_numel], frozen=frozen)
 
 
 def group_facts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from ds_core.precision import PrecisionSettings
 from ds_core.reduction import RootScale, is_model_parallel
 from ds_zero.gradients import ShardedGradients
 from ds_zero.owned import OwnedState, Residence, Segment, make_segments, point_optimizer
-from ds_zero.plan import cut
+from ds_zero.plan import Slice, cut
 from ds_zero.units import Fact, Unit, needs_master
 
 
@@ -34,7 +34,8 @@ class Setup:
         optimizer: an optimizer object over these, or a factory that is given groups of what is
             updated.
         groups: the process groups.
-        precision: formats; `originals` are fp32 values from before the module was cast.
+        precision: formats.
+        originals: fp32 values from before the module was cast.
         max_norm: clip the global gradient norm to this; 0 does not clip.
         predivide: divide gradients by this before they are summed, by the rest afterwards.
         flat_step: one-pass update on the CPU that equals the optimizer's, where there is one.
@@ -88,6 +89,7 @@ class ShardedUpdate:
         segment_limit: most elements stepped at once.
         offload: where masters and moments lie.
         require_used: a parameter that no rank used is an error.
+        original: the fp32 values of a slice from before they were rounded, where still known.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class ShardedUpdate:
         segment_limit: int,
         offload: Offload,
         require_used: bool = False,
+        original: Callable[[Unit, Slice], Tensor | None] | None = None,
     ) -> None:
         self.gradients, self.units, self.facts = gradients, units, facts
         self._groups, self._require_used = setup.groups, require_used
@@ -108,7 +111,7 @@ class ShardedUpdate:
             self.gate.scaler, world_size=setup.groups.data.world_size, predivide=setup.predivide
         )
         self._params = [param for unit in units for param in unit.params]
-        masters = _Masters(setup, units, offload)
+        masters = _Masters(setup, units, offload, original or no_originals)
         segments = make_segments(units, limit=segment_limit, master=masters.make)
         self.group_names = [
             [facts[p].name if p in facts else "?" for p in group["params"]]
@@ -223,14 +226,15 @@ def _root(square: float) -> float:
 class _Masters:
     """Makes what the optimizer updates for each run of a unit's share."""
 
-    def __init__(self, setup: Setup, units: Iterable[Unit], offload: Offload) -> None:
-        self._setup, self._offload = setup, offload
-        units = list(units)
-        for param in (param for unit in units for param in unit.params):
-            if param in setup.originals:  # ranks may have been seeded differently
-                setup.groups.data.broadcast(setup.originals[param], 0, label="originals").wait()
-        total = sum(unit.share for unit in units)
-        self._left = math.ceil(total * offload.part)
+    def __init__(
+        self,
+        setup: Setup,
+        units: Sequence[Unit],
+        offload: Offload,
+        original: Callable[[Unit, Slice], Tensor | None],
+    ) -> None:
+        self._setup, self._offload, self._original = setup, offload, original
+        self._left = math.ceil(sum(unit.share for unit in units) * offload.part)
 
     def make(self, unit: Unit, begin: int, end: int) -> Tensor:
         weights = unit.weights[begin:end]
@@ -245,14 +249,13 @@ class _Masters:
         pin = self._offload.pin_memory and moves and torch.accelerator.is_available()
         own = torch.empty(end - begin, dtype=dtype, device=device, pin_memory=pin)
         own.copy_(weights)
-        self._fill_originals(unit, begin, end, own)
+        for piece in cut(unit.slices, begin, end):
+            original = self._original(unit, piece)
+            if original is not None:
+                own[piece.offset : piece.offset + piece.length].copy_(original)
         return own
 
-    def _fill_originals(self, unit: Unit, begin: int, end: int, own: Tensor) -> None:
-        for piece in cut(unit.slices, begin, end):
-            original = self._setup.originals.get(unit.params[piece.index])
-            if original is not None:
-                flat = original.detach().reshape(-1)
-                own[piece.offset : piece.offset + piece.length].copy_(
-                    flat[piece.start : piece.start + piece.length]
-                )
+
+def no_originals(_unit: Unit, _piece: Slice) -> None:
+    """Masters start from the parameters as they are."""
+    return None

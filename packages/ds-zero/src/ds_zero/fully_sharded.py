@@ -1,0 +1,326 @@
+"""Stage 3: parameters, gradients and optimizer state all lie in shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ds_core.contracts import WEIGHT, LoadWhat, ShardReader, StepReport, TensorShard
+from ds_core.naming import named_buffers
+from ds_zero.access import Access
+from ds_zero.coordinator import Coordinator, Limits
+from ds_zero.exchange import Exchange
+from ds_zero.gathered import gathered
+from ds_zero.gradients import ShardedGradients
+from ds_zero.params import Shard, finish_gather, hide, shard_of, start_gather
+from ds_zero.plan import Slice, bucket_limit
+from ds_zero.state import Loader, group_facts, owned_shards, sharded_frozen, whole_shards
+from ds_zero.strategy import Offload, Setup, ShardedUpdate, parameter_facts
+from ds_zero.units import Unit, make_units, one_by_one, trained
+
+
+@dataclass(frozen=True)
+class FullySettings:
+    """How parameters travel; none of these changes a result.
+
+    Attributes:
+        bucket_elements: most elements of gradients reduced at once.
+        overlap: reduce while backward runs.
+        reduce_scatter, with_all_reduce: see `Exchange`.
+        early_copy: copy gradients to their bucket as they arrive.
+        step_elements: most elements stepped at once.
+        persist: parameters up to this many elements stay whole between uses.
+        persist_total: most elements that stay whole, all together.
+        limits: how much is gathered at a time.
+        device, dtype: where parameters compute, and in which format; None leaves them alone.
+    """
+
+    bucket_elements: int = 500_000_000
+    overlap: bool = True
+    reduce_scatter: bool = True
+    with_all_reduce: bool = False
+    early_copy: bool = True
+    step_elements: int = 1_000_000_000
+    persist: int = 100_000
+    persist_total: int = 1 << 62
+    limits: Limits = field(default_factory=Limits)
+    require_used: bool = False
+    round_weights: bool = False
+    offload: Offload = field(default_factory=Offload)
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+
+
+class FullySharded:
+    """An `UpdateStrategy` that holds of everything a share, and gathers parameters for use."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        settings: FullySettings | None = None,
+        *,
+        leaves: Iterable[nn.Module] = (),
+    ) -> None:
+        settings = settings or FullySettings()
+        self._module, self._comm = setup.module, setup.groups.data
+        self._round_weights = settings.round_weights
+        exchange = Exchange(
+            self._comm,
+            reduce_scatter=settings.reduce_scatter,
+            with_all_reduce=settings.with_all_reduce,
+        )
+        before = _Partition(setup, settings, exchange)
+        self._facts = parameter_facts(setup.module, lambda param: _shard(param).shape)
+        for param, fact in self._facts.items():
+            _shard(param).name = fact.name
+        total = sum(self._facts[p].numel for p in trained(setup.param_groups) if p in self._facts)
+        self._units = make_units(
+            setup.param_groups,
+            self._facts,
+            rank=self._comm.rank,
+            world=self._comm.world_size,
+            limit=bucket_limit(settings.bucket_elements, total),
+            layout=one_by_one,
+            precision=setup.precision,
+        )
+        for unit in self._units:
+            self._bind(unit)
+        gradients = ShardedGradients(
+            self._units,
+            exchange,
+            rows=self._comm.world_size,
+            every_pass=True,
+            overlap=settings.overlap,
+            early_copy=settings.early_copy,
+            message_dtype=setup.precision.communication_dtype,
+        )
+        self._update = ShardedUpdate(
+            setup,
+            self._facts,
+            self._units,
+            gradients,
+            segment_limit=settings.step_elements,
+            offload=settings.offload,
+            require_used=settings.require_used,
+            original=before.original,
+        )
+        before.forget()
+        self.optimizer = self._update.owned.optimizer
+        self.access = Access(self._update, self._comm)
+        _choose_kept(self._facts, settings.persist, settings.persist_total)
+        self.coordinator = Coordinator(setup.module, settings.limits, leaves=leaves)
+        self._handles: list[Any] = []
+        for param in self._facts:
+            self._watch(param)
+
+    @property
+    def scaler_scale(self) -> float:
+        """The loss scale the next backward pass uses."""
+        return self._update.gate.scaler.scale
+
+    @property
+    def update(self) -> ShardedUpdate:
+        """The step's parts, for accessors."""
+        return self._update
+
+    def held(self, param: nn.Parameter) -> Tensor:
+        """The whole value that the optimizer updates for `param`; all ranks call this."""
+        if param in self.access:
+            value = self.access.full(param, WEIGHT)
+            if value is not None:
+                return value
+        with gathered([_shard(param)]):
+            return param.detach().clone()
+
+    def backward(
+        self, loss: Tensor, *, sync: bool, divisor: float, retain_graph: bool = False
+    ) -> None:
+        self.coordinator.begin_backward()
+        self._update.backward(loss, sync=sync, divisor=divisor, retain_graph=retain_graph)
+        self.coordinator.end_backward()
+
+    def step(self, *, divisor: float) -> StepReport:
+        report = self._update.step(divisor=divisor)
+        if not report.skipped:
+            self.coordinator.drop_all(kept_too=True)
+        return report
+
+    def zero_grad(self) -> None:
+        self._update.clear()
+
+    def gather(
+        self, params: Iterable[nn.Parameter], *, modifier_rank: int | None = None
+    ) -> AbstractContextManager[None]:
+        shards = list(dict.fromkeys(_shard(param) for param in params))
+        return gathered(shards, modifier_rank=modifier_rank)
+
+    def empty_partition_cache(self) -> None:
+        """Let go of every gathered parameter."""
+        self.coordinator.drop_all(kept_too=True)
+
+    def shards(self) -> Iterable[TensorShard]:
+        yield from owned_shards(self._update.owned)
+        yield from sharded_frozen(self._untrained(), self._comm.rank)
+        yield from whole_shards([], named_buffers(self._module), self._comm)
+
+    def facts(self) -> dict[str, Any]:
+        facts = group_facts(self._update.owned, self._update.group_names, self._comm)
+        return facts | {"scaler": self._update.gate.scaler.state_dict()}
+
+    def load(self, reader: ShardReader, facts: Mapping[str, Any], *, what: LoadWhat) -> None:
+        self.coordinator.drop_all(kept_too=True)
+        frozen = [
+            (fact, shard.local, min(shard.rank * shard.width, shard.numel), shard.own_numel)
+            for fact, shard, is_frozen in self._untrained()
+            if is_frozen or fact.numel
+        ]
+        owned = self._update.owned
+        Loader(owned, self._facts, frozen, self._module).load(reader, facts, what)
+        if what.weights:
+            for segment in owned.segments:
+                with owned.resident(segment, changed=self._round_weights):
+                    owned.refresh_weights([segment])
+                    if self._round_weights and segment.is_master:
+                        segment.master.copy_(segment.weights)
+        if what.optimizer and "scaler" in facts:
+            self._update.gate.scaler.load_state_dict(facts["scaler"])
+        self.zero_grad()
+
+    def close(self) -> None:
+        if not self._handles:
+            return
+        self.zero_grad()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.coordinator.unwatch()
+        self.coordinator.drop_all(kept_too=True)
+        for param in self._facts:
+            shard = _shard(param)
+            start_gather([shard])
+            finish_gather([shard])
+            param.data = param.data.clone()
+            hide(shard)
+        self._update.gradients.release()
+        self._update.owned.residence.close()
+
+    def _bind(self, unit: Unit) -> None:
+        """Let the shares of the unit's parameters lie in one flat memory."""
+        unit.weights = torch.zeros(unit.share, dtype=unit.dtype, device=unit.device)
+        offset = 0
+        for param in unit.params:
+            shard = _shard(param)
+            place = unit.weights[offset : offset + shard.width]
+            place.copy_(shard.local)
+            shard.bind(place)
+            shard.on_edit = partial(self._take_edit, unit, offset)
+            offset += shard.width
+
+    def _take_edit(self, unit: Unit, offset: int, own: Tensor) -> None:
+        """Masters of a parameter start again from edited values."""
+        owned = self._update.owned
+        for segment in owned.segments:
+            low = max(offset, segment.begin)
+            high = min(offset + own.numel(), segment.end)
+            if segment.unit is not unit or low >= high or not segment.is_master:
+                continue
+            with owned.resident(segment, changed=True), torch.no_grad():
+                segment.master[low - segment.begin : high - segment.begin].copy_(
+                    own[low - offset : high - offset]
+                )
+
+    def _watch(self, param: nn.Parameter) -> None:
+        shard = _shard(param)
+        trains = param.requires_grad
+        param.requires_grad_(True)  # hooks may be needed later, if it is unfrozen
+        before = param.register_hook(partial(_prepare, shard))  # type: ignore[no-untyped-call]
+        after = param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            partial(self._arrived, shard)
+        )
+        self._handles += [before, after]
+        param.requires_grad_(trains)
+
+    def _arrived(self, shard: Shard, param: nn.Parameter) -> None:
+        grad = param.grad
+        assert grad is not None
+        param.grad = None
+        shard.show_empty()
+        if param in self._update.gradients:
+            self._update.gradients.arrived(param, grad.to_dense() if grad.is_sparse else grad)
+        self.coordinator.accumulated(shard)
+
+    def _untrained(self) -> Iterator[tuple[Any, Shard, bool]]:
+        """(fact, shard, frozen) of what no unit holds, and of what has no elements."""
+        own = {param for unit in self._units for param in unit.params}
+        for param, fact in self._facts.items():
+            if param not in own or fact.numel == 0:
+                yield fact, _shard(param), not param.requires_grad
+
+
+class _Partition:
+    """Cuts a module's parameters, one at a time, keeping fp32 values for the masters."""
+
+    def __init__(self, setup: Setup, settings: FullySettings, exchange: Exchange) -> None:
+        self._rank = exchange.rank
+        self._originals: dict[nn.Parameter, Tensor] = {}
+        module = setup.module
+        train = trained(setup.param_groups)
+        for param in list(dict.fromkeys(module.parameters())):
+            shard = shard_of(param)
+            if shard is None:
+                if settings.device is not None:
+                    param.data = param.data.to(settings.device)
+                shard = Shard(param, exchange)
+                shard.scatter_from(0)
+                shard.release()
+            target = settings.dtype if param.is_floating_point() else None
+            if target is not None and target != shard.local.dtype:
+                if shard.local.dtype == torch.float32 and param in train:
+                    self._originals[param] = shard.local
+                shard.recast(target)
+        if settings.device is not None:
+            module.to(settings.device)
+        if settings.dtype is not None:
+            module.to(settings.dtype)
+        for buffer in named_buffers(module).values():
+            exchange.comm.broadcast(buffer, 0, label="buffers").wait()
+
+    def original(self, unit: Unit, piece: Slice) -> Tensor | None:
+        """The fp32 values of a slice of a share."""
+        param = unit.params[piece.index]
+        if param not in self._originals:
+            return None
+        start = piece.start - self._rank * _shard(param).width
+        return self._originals[param][start : start + piece.length]
+
+    def forget(self) -> None:
+        self._originals.clear()
+
+
+def _shard(param: nn.Parameter) -> Shard:
+    shard = shard_of(param)
+    assert shard is not None, "not a parameter of stage 3"
+    return shard
+
+
+def _prepare(shard: Shard, _grad: Tensor) -> None:
+    """Autograd is about to accumulate into the parameter: it needs its shape for that."""
+    shard.show_shape()
+
+
+def _choose_kept(facts: Mapping[nn.Parameter, Any], each: int, together: int) -> None:
+    total = 0
+    smallest: Sequence[nn.Parameter] = sorted(facts, key=lambda param: facts[param].numel)
+    for param in smallest:
+        total += facts[param].numel
+        if facts[param].numel > each or total > together:
+            break
+        shard = _shard(param)
+        shard.keeps = True
+        param.ds_persist = True  # type: ignore[attr-defined]
