@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -45,13 +46,14 @@ class MMapIndexedDatasetBuilder:
         self._path = Path(out_file)
         self._aside = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO | None = open(self._aside, "wb")  # noqa: SIM115 (closed by the owner)
-        self._sizes: list[npt.NDArray[np.int32]] = []
-        self._count = 0
+        self._file: BinaryIO | None = open(  # noqa: SIM115 (closed by the owner)
+            self._aside, "wb", buffering=1 << 20
+        )
+        self._sizes = array("i")
         self._doc_idx: list[npt.NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._sizes)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -62,7 +64,13 @@ class MMapIndexedDatasetBuilder:
         self.add_item_numpy(tensor)
 
     def add_item_numpy(self, np_array: torch.Tensor | npt.ArrayLike) -> None:
-        self.add_flat(np_array, [int(np.size(_array(np_array)))])
+        item = _array(np_array)
+        if item.size > _LONGEST:
+            raise RuleError(f"an item of {item.size} elements: the most is {_LONGEST}")
+        if item.dtype != self._dtype:
+            item = self._fitted(item.reshape(-1))
+        self._open().write(item.tobytes())
+        self._sizes.append(item.size)
 
     def add_items(self, arr_list: Sequence[torch.Tensor | npt.ArrayLike]) -> None:
         """Append many items with one write."""
@@ -81,8 +89,7 @@ class MMapIndexedDatasetBuilder:
         if len(lengths) and int(lengths.max()) > _LONGEST:
             raise RuleError(f"an item of {int(lengths.max())} elements: the most is {_LONGEST}")
         self._open().write(np.ascontiguousarray(self._fitted(flat)).view(np.uint8).data)
-        self._sizes.append(lengths.astype(np.int32))
-        self._count += len(lengths)
+        self._sizes.frombytes(lengths.astype(np.int32).tobytes())
 
     def _fitted(self, flat: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """`flat` as this file's type, or an error that names a value it cannot hold."""
@@ -102,7 +109,7 @@ class MMapIndexedDatasetBuilder:
 
     def end_document(self) -> None:
         """The next item begins a new document."""
-        self._doc_idx.append(np.asarray([self._count], dtype=np.int64))
+        self._doc_idx.append(np.asarray([len(self._sizes)], dtype=np.int64))
 
     def merge_file_(self, another_file: str | Path) -> None:
         """Append all items and documents of the pair `another_file`.bin/.idx."""
@@ -118,16 +125,15 @@ class MMapIndexedDatasetBuilder:
             raise FormatError(f"{another_file}: items do not lie end to end")
         with open(bin_path(another_file), "rb") as source:
             shutil.copyfileobj(source, self._open(), 1 << 22)
-        self._doc_idx.append(index.doc_idx[1:] + self._count)
-        self._sizes.append(np.array(index.sizes))
-        self._count += len(index.sizes)
+        self._doc_idx.append(index.doc_idx[1:] + len(self._sizes))
+        self._sizes.frombytes(index.sizes.tobytes())
 
     def finalize(self, index_file: str | Path | None = None) -> None:
         """Write the index and give both files their names, the index last."""
         file = self._open()
         index_path = Path(index_file) if index_file else self._path.with_suffix(".idx")
         aside = index_path.with_name(f"{index_path.name}.{os.getpid()}.part")
-        sizes = np.concatenate(self._sizes) if self._sizes else np.zeros(0, dtype=np.int32)
+        sizes = np.frombuffer(self._sizes, dtype=np.int32)
         with open(aside, "wb") as index:
             write_index(index, self._dtype, sizes, np.concatenate(self._doc_idx), self._dialect)
             index.flush()
