@@ -1,6 +1,8 @@
 """Hostfiles and the filters over them."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deepspeed.launcher import hosts
 from deepspeed.launcher.errors import LaunchError
@@ -107,3 +109,8 @@ def test_filters_know_users_and_ipv6_addresses():
     pool = {"ann@w0": [0, 1], "::1": [0, 1], "ann@::1": [0, 1]}
     include = "ann@w0:1@::1:0@ann@::1"
     assert hosts.select(pool, include=include) == {"ann@w0": [1], "::1": [0], "ann@::1": [0, 1]}
+
+
+@given(st.sets(st.integers(0, 200), min_size=1))
+def test_spans_and_numbers_are_inverse(slots):
+    assert hosts.numbers(hosts.spans(sorted(slots)), what="x") == sorted(slots)

@@ -8,6 +8,7 @@ import pytest
 
 from deepspeed import env_report, git_version_info
 from deepspeed.launcher import runner
+from deepspeed.legacy import NotOffered
 
 PROBES = """
 import os, time
@@ -89,8 +90,8 @@ def test_old_constants(module, name, value):
 
 def test_old_runner_classes_say_what_to_use():
     module = importlib.import_module("deepspeed.launcher.multinode_runner")
-    with pytest.raises(AttributeError, match=r"runners\.Pdsh"):
-        _ = module.PDSHRunner
+    with pytest.raises(NotOffered, match=r"runners\.Pdsh"):
+        module.PDSHRunner()
 
 
 def test_variables_that_a_program_adds_are_passed_on(monkeypatch):

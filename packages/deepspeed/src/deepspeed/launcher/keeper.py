@@ -26,6 +26,7 @@ from deepspeed.launcher.output import Sink, Source, Tail
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _IDLE = 0.1  # seconds after which an unfinished line is shown
+_LAST_LINES = "Its last lines:"
 _AFTER_DEATH = 3.0  # seconds between SIGTERM and SIGKILL once a rank has died
 _AFTER_SIGNAL = 30.0  # the same once somebody asked the job to stop: time for a checkpoint
 
@@ -95,12 +96,12 @@ class Keeper:
                 while any(kept.code is None for kept in self._kept):
                     self._turn(signals)
             except OSError as error:
-                tree.kill_descendants(os.getpid())
+                self._kill()
                 self._drain()
                 _say(f"cannot start {command.label}: {command.argv[0]}: {error.strerror}")
                 return 127
             if self._failed or self._asked:
-                tree.kill_descendants(os.getpid())
+                self._kill()
             self._drain()
         return self._verdict()
 
@@ -157,7 +158,7 @@ class Keeper:
                 source.flush()
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = None
-            tree.kill_descendants(os.getpid())
+            self._kill()
         self._reap()
 
     def _poll(self, signals: int) -> dict[int, int]:
@@ -221,6 +222,12 @@ class Keeper:
             tree.send(kept.process.pid, number, group=group)
         self._deadline = min(self._deadline or float("inf"), time.monotonic() + after)
 
+    def _kill(self) -> None:
+        """End everything below us; where there is no /proc, the ranks' own groups."""
+        for kept in self._running():
+            tree.send(kept.process.pid, signal.SIGKILL, group=True)
+        tree.kill_descendants(os.getpid())
+
     def _running(self) -> Iterator[_Kept]:
         return (kept for kept in self._kept if kept.code is None)
 
@@ -247,8 +254,8 @@ class Keeper:
         seconds = time.monotonic() - self._started
         _say(
             f"{first.command.label} (pid {first.process.pid}) {first.words} after"
-            f" {seconds:.1f} s" + self._fate_of_the_others() + ". Its last lines:",
-            *(f"  | {line}" for line in tail.lines() or ["(it wrote nothing)"]),
+            f" {seconds:.1f} s" + self._fate_of_the_others() + f". {_LAST_LINES}",
+            *(f"  | {line}" for line in _own_words(tail) or ["(it wrote nothing)"]),
             f"deepspeed: {first.command.label} {first.words}",
         )
         return 128 - code if code < 0 else code
@@ -295,6 +302,13 @@ def _signals_as_bytes() -> Iterator[int]:
         signal.set_wakeup_fd(-1)
         os.close(read)
         os.close(write)
+
+
+def _own_words(tail: Tail) -> list[str]:
+    """The last lines, without what another machine's launcher quotes in them once more."""
+    lines = tail.lines()
+    quoted = [place for place, line in enumerate(lines) if line.endswith(_LAST_LINES)]
+    return lines[quoted[-1] :] if quoted else lines
 
 
 def _same_file(first: int, second: int) -> bool:
