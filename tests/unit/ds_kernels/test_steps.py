@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+import os
+import threading
 
 import pytest
 import torch
@@ -177,3 +180,38 @@ def test_steps_count_from_one() -> None:
 def test_momentum_needs_its_buffer() -> None:
     with pytest.raises(OptionError, match="needs a momentum_buffer"):
         sgd_step(*buffers(3)[:2], step=1, lr=0.1, momentum=0.9)
+
+
+def _child_steps(tensors: list[Tensor], queue: StepQueue) -> None:
+    adam_step(*tensors, step=2, queue=queue, **HYPER).wait()
+    values = tensors[0][:9].tolist()  # nothing that starts torch's own threads, which forks lack
+    os._exit(0 if all(map(math.isfinite, values)) else 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    queue, tensors = StepQueue(), buffers(200_000)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    adam_step(*tensors, step=1, queue=queue, **HYPER).wait()
+    child = os.fork()
+    if child == 0:
+        _child_steps(tensors, queue)
+    torch.set_num_threads(threads)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_steps_from_several_threads_take_turns() -> None:
+    problems = [buffers(300_000) for _ in range(4)]
+    copies = [[t.clone() for t in problem] for problem in problems]
+    workers = [
+        threading.Thread(target=adam_step, args=problem, kwargs={"step": 1, **HYPER})
+        for problem in problems
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for problem, copy in zip(problems, copies, strict=True):
+        adam_step(*copy, step=1, **HYPER)
+        assert torch.equal(problem[0], copy[0])

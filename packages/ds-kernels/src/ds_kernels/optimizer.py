@@ -13,6 +13,7 @@ from ds_kernels.dense import aligned_views
 from ds_kernels.errors import OptionError, TensorError
 from ds_kernels.formulas import Formula, Rule
 from ds_kernels.lanes import DTYPE_CODES, Lane
+from ds_kernels.memory import zeros_beside
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs or groups: torch accepts all three
 Outs = Mapping[Tensor, Tensor] | Sequence[Tensor | None]
@@ -91,7 +92,7 @@ class KernelOptimizer(torch.optim.Optimizer):
         return self.rule.state_names
 
     def _new_state(self, name: str, param: Tensor, group: dict[str, Any]) -> Tensor:
-        return torch.zeros_like(param, dtype=self.state_dtype, memory_format=torch.preserve_format)
+        return zeros_beside(param, self.state_dtype)
 
     def _outs(self, out: Outs | None) -> Mapping[Tensor, Tensor]:
         if out is None:

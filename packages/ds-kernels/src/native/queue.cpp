@@ -1,5 +1,7 @@
 #include "queue.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 namespace ds {
@@ -20,7 +22,13 @@ void Ticket::finish() {
   changed_.notify_all();
 }
 
+bool Queue::is_mine() const { return owner_ == getpid(); }
+
 Queue::~Queue() {
+  if (thread_.joinable() && !is_mine()) {
+    thread_.detach();
+    return;
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     closing_ = true;
@@ -32,7 +40,11 @@ Queue::~Queue() {
 std::shared_ptr<Ticket> Queue::submit(std::function<void()> work) {
   auto ticket = std::make_shared<Ticket>();
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  if (thread_.joinable() && !is_mine()) thread_.detach();
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] { serve(); });
+    owner_ = getpid();
+  }
   items_.push_back({std::move(work), ticket});
   changed_.notify_all();
   return ticket;

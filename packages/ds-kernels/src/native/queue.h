@@ -36,6 +36,7 @@ class Queue {
   std::shared_ptr<Ticket> submit(std::function<void()> work);
 
  private:
+  bool is_mine() const;
   struct Item {
     std::function<void()> work;
     std::shared_ptr<Ticket> ticket;
@@ -47,6 +48,7 @@ class Queue {
   std::deque<Item> items_;
   bool closing_ = false;
   std::thread thread_;
+  int owner_ = 0;  // the process that started the thread: a forked child has none
 };
 
 }  // namespace ds
