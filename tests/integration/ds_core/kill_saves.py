@@ -15,6 +15,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,24 @@ from ds_core.checkpoint import AsyncSaver, open_checkpoint, save, tags
 from ds_core.contracts.shard import WEIGHT, TensorShard
 
 NUMEL = 200_000
-KINDS = ("new tag", "same tag", "asynchronous")
+KINDS = ("new tag", "same tag", "asynchronous", "two ranks")
+
+
+class PipeRank:
+    """One of two ranks, joined by a pipe."""
+
+    world_size = 2
+
+    def __init__(self, rank: int, pipe: Connection) -> None:
+        self.rank, self._pipe = rank, pipe
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        self._pipe.send(obj)
+        other = self._pipe.recv()
+        return [obj, other] if self.rank == 0 else [other, obj]
+
+    def broadcast_object(self, obj: Any, src: int) -> Any:
+        return self.all_gather_object(obj)[src]
 
 
 def shards(value: int) -> list[TensorShard]:
@@ -35,11 +55,33 @@ def shards(value: int) -> list[TensorShard]:
 def save_once(folder: Path, kind: str, value: int) -> None:
     tag = "same" if kind == "same tag" else f"step{value}"
     state = {"state": {"value": value}, "rank_state": {"rng": torch.get_rng_state()}}
-    if kind == "asynchronous":
+    if kind == "two ranks":
+        save_by_two(folder, tag, value, state)
+    elif kind == "asynchronous":
         with AsyncSaver() as saver:
             saver.save(folder, tag, shards=shards(value), **state)
     else:
         save(folder, tag, shards=shards(value), **state)
+
+
+def save_by_two(folder: Path, tag: str, value: int, state: dict[str, Any]) -> None:
+    """Rank 1 is a child of this process, in its process group."""
+    ends = Pipe()
+    halves = [replace(s, piece=s.piece[: s.piece.numel() // 2]) for s in shards(value)]
+    rests = [
+        replace(s, start=h.piece.numel(), piece=s.piece[h.piece.numel() :])
+        for s, h in zip(shards(value), halves, strict=True)
+    ]
+
+    def second() -> None:
+        ends[0].close()
+        save(folder, tag, shards=rests, comm=PipeRank(1, ends[1]), **state)
+
+    child = fork(second)
+    ends[1].close()
+    save(folder, tag, shards=halves, comm=PipeRank(0, ends[0]), **state)
+    ends[0].close()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def fork(work: Callable[[], Any]) -> int:
@@ -75,6 +117,7 @@ def random_instants(folder: Path, rounds: int) -> dict[str, int]:
         begun, ready = os.pipe()
 
         def save_for_ever(root: Path = root, kind: str = kind, ready: int = ready) -> None:
+            os.setpgid(0, 0)
             value = 2
             os.write(ready, b"x")
             while True:
@@ -83,9 +126,10 @@ def random_instants(folder: Path, rounds: int) -> dict[str, int]:
 
         child = fork(save_for_ever)
         os.read(begun, 1)
-        time.sleep(chooser.uniform(0, 0.03))
-        os.kill(child, signal.SIGKILL)
+        time.sleep(chooser.uniform(0, 0.015))
+        os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        wait_for_group(child)
         value = check(root, 1, 10**6)
         kept, moved = kept + (value == 1), moved + (value > 1)
         save_once(root, kind, value + 1)
@@ -95,6 +139,14 @@ def random_instants(folder: Path, rounds: int) -> dict[str, int]:
         os.close(begun)
         os.close(ready)
     return {"rounds": rounds, "earlier": kept, "later": moved}
+
+
+def wait_for_group(leader: int) -> None:
+    """Until every process of the group is gone (those of two ranks are not all our children)."""
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(leader, 0)
+            time.sleep(0.001)
 
 
 CALLS = ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir", "open", "close")
