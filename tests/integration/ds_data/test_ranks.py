@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,27 @@ def test_ranks_write_what_one_worker_writes(tmp_path, world_size, threads):
     seen = run_ranks(analyze, world_size, str(tmp_path / "ranks"), threads)
     assert contents(tmp_path / "ranks") == contents(tmp_path / "one")
     assert seen == [sorted(contents(tmp_path / "one"))] * world_size
+
+
+def analyze_as_worker(folder, late):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    time.sleep(0.5 * (rank == late))
+    DataAnalyzer(
+        DATA,
+        METRICS,
+        folder,
+        num_workers=world_size,
+        worker_id=rank,
+        batch_size=4,
+        collate_fn=list,
+    ).run_map_reduce(timeout=30)
+
+
+@pytest.mark.parametrize(("workers", "late"), [(2, 0), (2, 1), (5, 3)])
+def test_separate_processes_in_any_order_write_what_one_writes(tmp_path, workers, late):
+    DataAnalyzer(DATA, METRICS, tmp_path / "one", batch_size=4, collate_fn=list).run_map_reduce()
+    run_ranks(analyze_as_worker, workers, str(tmp_path / "many"), late)
+    assert contents(tmp_path / "many") == contents(tmp_path / "one")
 
 
 def lengths_of(folder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,16 +31,34 @@ class PackedBatch:
     cu_seqlens: Tensor
     max_seqlen: int
 
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PackedBatch:
+        """The same batch on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> PackedBatch:
+        """The same batch in page-locked memory (torch's loader calls this)."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> PackedBatch:
+        return PackedBatch(
+            input_ids=change(self.input_ids),
+            position_ids=change(self.position_ids),
+            labels=change(self.labels),
+            cu_seqlens=change(self.cu_seqlens),
+            max_seqlen=self.max_seqlen,
+        )
+
     def attention_mask(self) -> Tensor:
         """Boolean `(tokens, tokens)`: causal, and only within one sequence."""
         total = len(self.input_ids)
-        starts = torch.zeros(total, dtype=torch.int64)
+        device = self.input_ids.device
+        starts = torch.zeros(total, dtype=torch.int64, device=device)
         starts[self.cu_seqlens[:-1].long()] = 1
         owner = starts.cumsum(0)
         owner[int(self.cu_seqlens[-1]) :] = 0
         same = owner[:, None] == owner[None, :]
         real = owner != 0
-        return same.tril() & real[:, None] | torch.eye(total, dtype=torch.bool)
+        return same.tril() & real[:, None] | torch.eye(total, dtype=torch.bool, device=device)
 
 
 def pack_sequences(

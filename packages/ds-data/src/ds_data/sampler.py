@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,8 +31,14 @@ class CurriculumRule:
     """
 
     schedule: CurriculumScheduler
-    values: Ints | None = None
-    ranks: Ints | None = None
+    values: Ints | Sequence[int] | None = None
+    ranks: Ints | Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("values", "ranks"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, np.asarray(given, dtype=np.int64))
 
     @classmethod
     def from_files(
@@ -68,10 +74,11 @@ class CurriculumRule:
     def allowed(self, difficulty: int) -> npt.NDArray[np.bool_] | None:
         """Which samples are not too hard; None if all take part."""
         if self.values is not None:
-            return self.values <= difficulty
+            return np.asarray(self.values) <= difficulty
         if self.ranks is not None:
-            known = int((self.ranks < np.iinfo(np.int64).max).sum())
-            return self.ranks < known * difficulty // 100
+            ranks = np.asarray(self.ranks)
+            known = int((ranks < np.iinfo(np.int64).max).sum())
+            return ranks < known * difficulty // 100
         return None
 
 
