@@ -43,7 +43,7 @@ TensorWriter = Callable[[Path, Mapping[str, Tensor]], object]
 Progress = Callable[[int], object]
 """Told of every few bytes written, as `tqdm.update` is."""
 
-STREAM_ROOM = 64 << 10
+STREAM_ROOM = 256 << 10
 """Header bytes of the first file for shards that come one by one; each further has 4 x more."""
 
 
