@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ds_core.comm import DONE, Communicator
 from ds_core.contracts import Pending
+from ds_zero.assist import Assistance, Key
 
 
 class Exchange:
@@ -26,7 +27,7 @@ class Exchange:
         reduce_scatter: False sums everything on every rank and keeps the own share.
         all_gather: False broadcasts share after share.
         limit: most elements one gathering collective moves; 0 sets none.
-        with_all_reduce: gather by summing shares that are zero elsewhere.
+        with_all_reduce: gather by summing shares that are zero elsewhere (on accelerators).
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Exchange:
         self.rank, self.world_size = comm.rank, comm.world_size
         self._scatter, self._gather = reduce_scatter, all_gather
         self._limit, self._with_all_reduce = limit, with_all_reduce
+        self.assist: Assistance | None = None
 
     def reduce_scatter(self, flat: Tensor, *, label: str) -> Pending:
         """Sum `flat` (world * n elements) over ranks; own share of it holds the sum after `wait`.
@@ -53,17 +55,26 @@ class Exchange:
         if not self._scatter:
             return self.comm.all_reduce(flat, label=label, async_op=True)
         if flat.device.type == "cpu":
-            return self.comm._run(
+            work = self.comm._run(
                 "reduce_scatter", lambda: self._send_sums(flat, label), flat, label, True
             )
+            return work if self.assist is None else self.assist.watch(work)
         own = flat.view(self.world_size, -1)[self.rank]
         return self.comm.reduce_scatter(own, flat, label=label, async_op=True)
 
-    def all_gather(self, flat: Tensor, *, label: str) -> Pending:
-        """Fill `flat` (world * n elements), of which each rank has filled its own share."""
+    def all_gather(self, flat: Tensor, *, label: str, key: Key = ()) -> Pending:
+        """Fill `flat` (world * n elements), of which each rank has filled its own share.
+
+        A gather with a `key` can be helped with (see `Assistance`), and is made of messages on
+        the CPU whatever the settings.
+        """
         if self.world_size == 1:
             return DONE
         shares = flat.view(self.world_size, -1)
+        if key and flat.device.type == "cpu":
+            if self.assist is not None:
+                return self.assist.launch(key, lambda: self.copies(shares, label))
+            return self.copies(shares, label)
         if self._with_all_reduce:
             shares[: self.rank].zero_()
             shares[self.rank + 1 :].zero_()
@@ -71,10 +82,14 @@ class Exchange:
         if not self._gather or (self._limit and flat.numel() > self._limit):
             return self._broadcasts(shares, label)
         if flat.device.type == "cpu":
-            return self.comm._run(
-                "all_gather", lambda: self._send_copies(shares, label), shares, label, True
-            )
+            return self.copies(shares, label)
         return self.comm.all_gather(flat, shares[self.rank].clone(), label=label, async_op=True)
+
+    def copies(self, shares: Tensor, label: str) -> Pending:
+        """Start sending the own row of `shares` to all, and receiving the others."""
+        return self.comm._run(
+            "all_gather", lambda: self._send_copies(shares, label), shares, label, True
+        )
 
     def _send_sums(self, flat: Tensor, label: str) -> dist.Work:
         shares = flat.view(self.world_size, -1)

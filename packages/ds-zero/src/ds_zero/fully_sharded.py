@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ds_core.contracts import WEIGHT, LoadWhat, ShardReader, StepReport, TensorShard
+from ds_core.contracts import WEIGHT, LoadWhat, Pending, ShardReader, StepReport, TensorShard
 from ds_core.naming import named_buffers
 from ds_zero.access import Access
+from ds_zero.assist import Assistance, Key
 from ds_zero.coordinator import Coordinator, Limits
 from ds_zero.exchange import Exchange
 from ds_zero.gathered import gathered
 from ds_zero.gradients import ShardedGradients
-from ds_zero.params import Shard, finish_gather, hide, shard_of, start_gather
+from ds_zero.params import Shard, finish_gather, hide, join_gather, shard_of, start_gather
 from ds_zero.plan import Slice, bucket_limit
 from ds_zero.state import Loader, group_facts, owned_shards, sharded_frozen, whole_shards
 from ds_zero.strategy import Offload, Setup, ShardedUpdate, parameter_facts
@@ -78,7 +79,8 @@ class FullySharded:
         before = _Partition(setup, settings, exchange)
         self._facts = parameter_facts(setup.module, lambda param: _shard(param).shape)
         for param, fact in self._facts.items():
-            _shard(param).name = fact.name
+            shard = _shard(param)
+            shard.name, shard.index, shard.exchange = fact.name, fact.index, exchange
         total = sum(self._facts[p].numel for p in trained(setup.param_groups) if p in self._facts)
         self._units = make_units(
             setup.param_groups,
@@ -115,6 +117,10 @@ class FullySharded:
         self.access = Access(self._update, self._comm)
         _choose_kept(self._facts, settings.persist, settings.persist_total)
         self.coordinator = Coordinator(setup.module, settings.limits, leaves=leaves)
+        self._by_index = [_shard(param) for param in self._facts]
+        if exchange.world_size > 1 and all(s.device.type == "cpu" for s in self._by_index):
+            exchange.assist = Assistance(self._comm, self._join)
+        self._exchange = exchange
         self._handles: list[Any] = []
         for param in self._facts:
             self._watch(param)
@@ -207,8 +213,15 @@ class FullySharded:
             finish_gather([shard])
             param.data = param.data.clone()
             hide(shard)
+        self._by_index = []
+        if self._exchange.assist is not None:
+            self._exchange.assist.close()
+            self._exchange.assist = None
         self._update.gradients.release()
         self._update.owned.residence.close()
+
+    def _join(self, key: Key) -> Pending:
+        return join_gather([self._by_index[index] for index in key])
 
     def _bind(self, unit: Unit) -> None:
         """Let the shares of the unit's parameters lie in one flat memory."""

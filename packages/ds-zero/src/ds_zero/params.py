@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ds_core.contracts import Pending
 from ds_core.errors import StateError
-from ds_zero.exchange import Exchange, Together
+from ds_zero.exchange import Exchange
 from ds_zero.plan import share
 
 _numbers = itertools.count()  # gives each parameter of the process its `ds_id`
@@ -41,6 +41,7 @@ class Shard:
         width: elements of a share, padding included.
         local: this rank's share, flat; moved by its owner (`bind`).
         name: the parameter's name in messages.
+        index: its place in the table of all parameters, once a strategy owns it.
         keeps: stays whole between uses.
         fetch_local: starts copying the share to a given tensor, where `local` is not in memory.
         on_edit: told this rank's new values, without padding, when an edit replaced them.
@@ -52,6 +53,7 @@ class Shard:
         self.width = share(self.numel, exchange.world_size)
         self.number = next(_numbers)
         self.name = name or f"parameter {self.number}"
+        self.index = -1
         self.keeps = False
         self.users: set[int] = set()
         self.device = param.device
@@ -195,24 +197,46 @@ def _gather_one(shard: Shard) -> Pending:
     whole = torch.empty(world * shard.width, dtype=shard.dtype, device=shard.device)
     own = whole.view(world, -1)[shard.rank] if shard.width else whole
     _copy_local(shard, own)
-    work = shard.exchange.all_gather(whole, label=f"{shard.name}") if shard.width else None
+    work = _exchange(whole, [shard]) if shard.width else None
     return _Then(work, lambda: shard.show_whole(whole))
 
 
 def _gather_together(shards: Sequence[Shard]) -> None:
+    flat = _own_row(shards)
+    work = _exchange(flat.view(-1), shards) if flat.numel() else None
+    shared = _Then(work, partial(_split, shards, flat))
+    for shard in shards:
+        shard.pending = shared
+
+
+def join_gather(shards: Sequence[Shard]) -> Pending:
+    """Take part in a gather for others' sake."""
+    flat = _own_row(shards)
+    return shards[0].exchange.copies(flat, _label(shards))
+
+
+def _own_row(shards: Sequence[Shard]) -> Tensor:
+    """Memory for a gather of `shards`, a row a rank; the own row is filled."""
     first = shards[0]
-    world = first.exchange.world_size
     total = sum(shard.width for shard in shards)
-    flat = torch.empty((world, total), dtype=first.dtype, device=first.device)
+    shape = (first.exchange.world_size, total)
+    flat = torch.empty(shape, dtype=first.dtype, device=first.device)
     offset = 0
     for shard in shards:
         _copy_local(shard, flat[first.rank, offset : offset + shard.width])
         offset += shard.width
-    label = first.name if len(shards) == 1 else f"{first.name} and {len(shards) - 1} more"
-    work = first.exchange.all_gather(flat.view(-1), label=label) if total else None
-    shared = _Then(work, partial(_split, shards, flat))
-    for shard in shards:
-        shard.pending = shared
+    return flat
+
+
+def _exchange(flat: Tensor, shards: Sequence[Shard]) -> Pending:
+    key = tuple(shard.index for shard in shards)
+    key = key if key[0] >= 0 else ()
+    return shards[0].exchange.all_gather(flat, label=_label(shards), key=key)
+
+
+def _label(shards: Sequence[Shard]) -> str:
+    names = [shard.name for shard in shards]
+    return names[0] if len(names) == 1 else f"{names[0]} and {', '.join(names[1:])}"
 
 
 def _split(shards: Sequence[Shard], flat: Tensor) -> None:
@@ -318,11 +342,11 @@ def hide(shard: Shard) -> None:
 
 __all__ = [
     "Shard",
-    "Together",
     "ZeroParamStatus",
     "finish_gather",
     "gather_now",
     "hide",
+    "join_gather",
     "release_now",
     "shard_of",
     "start_gather",
