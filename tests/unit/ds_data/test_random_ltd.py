@@ -17,7 +17,13 @@ from ds_data import (
     remove_random_ltd_state_dict,
     save_without_random_ltd,
 )
-from ds_data.random_ltd import gather_mask, gather_tokens, sample_tokens, scatter_tokens
+from ds_data.random_ltd import (
+    gather_mask,
+    gather_places,
+    gather_tokens,
+    sample_tokens,
+    scatter_tokens,
+)
 
 
 def config(**changes):
@@ -191,3 +197,25 @@ def test_a_layer_id_the_model_lacks_is_refused():
     model = convert_to_random_ltd(nn.Sequential(Block()), Block)
     with pytest.raises(RuleError, match=r"\[3\]: the model has 1"):
         attach_random_ltd(model, RandomLTDScheduler(config()), LTDRules(), [0, 3])
+
+
+def test_what_runs_along_the_sequence_is_kept_at_the_same_places():
+    kept = torch.tensor([[0, 2], [1, 3]])
+    angles = torch.arange(8.0).view(1, 4, 2)
+    positions, rotary = gather_places((torch.arange(4)[None], (angles, None)), kept)
+    assert positions.equal(kept)
+    assert rotary[0].equal(torch.stack([angles[0, [0, 2]], angles[0, [1, 3]]]))
+    assert rotary[1] is None
+
+
+def test_a_layer_gets_the_positions_of_its_tokens():
+    class Placed(Block):
+        def forward(self, hidden, position_ids=None):
+            return hidden + position_ids[..., None]
+
+    layer = RandomLayerTokenDrop(Placed())
+    rules = LTDRules(sequence_names=("position_ids",))
+    layer.attach(RandomLTDScheduler(config()), rules)
+    out = layer(torch.zeros(2, 10, 1), position_ids=torch.arange(10)[None])
+    changed = out[..., 0].nonzero(as_tuple=True)
+    assert out[..., 0][changed].equal(changed[1].float())

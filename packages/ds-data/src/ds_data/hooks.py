@@ -173,7 +173,10 @@ def random_ltd_hook(section: DataEfficiencySection, context: Context) -> RandomL
         return None
     config = asdict(ltd) | {"global_batch_size": context.train_batch_size}
     rules = LTDRules(
-        mask_name=ltd.model_mask_name, model_type=ltd.model_type, order=ltd.hidden_state_order
+        mask_name=ltd.model_mask_name,
+        model_type=ltd.model_type,
+        order=ltd.hidden_state_order,
+        sequence_names=tuple(ltd.sequence_names),
     )
     return RandomLTDHook(context.module, RandomLTDScheduler(config), rules, ltd.random_ltd_layer_id)
 

@@ -61,6 +61,16 @@ def gather_mask(mask: Tensor, kept: Tensor, *, causal: bool) -> Tensor:
     return mask
 
 
+def gather_places(value: Any, kept: Tensor) -> Any:
+    """The kept places of a `(B|1, S, ...)` tensor, or of each in a tuple; None stays None."""
+    if isinstance(value, tuple):
+        return tuple(gather_places(item, kept) for item in value)
+    if value is None:
+        return None
+    rows = torch.arange(kept.shape[0], device=kept.device)[:, None]
+    return value.expand(kept.shape[0], *value.shape[1:])[rows, kept]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LTDRules:
     """What a wrapped layer needs to know of its model.
@@ -69,11 +79,14 @@ class LTDRules:
         mask_name: keyword of the attention mask, or None.
         model_type: `decoder` (causal) or `encoder`.
         order: which dimension of hidden states is which.
+        sequence_names: keywords of tensors, or tuples of them, that run along the sequence in
+            their second dimension (positions, rotary angles): only the kept places are passed on.
     """
 
     mask_name: str | None = None
     model_type: Literal["decoder", "encoder"] = "decoder"
     order: Literal["batch_seq_dim", "seq_batch_dim"] = "batch_seq_dim"
+    sequence_names: tuple[str, ...] = ()
 
 
 class RandomLTDScheduler:
@@ -196,6 +209,8 @@ class RandomLayerTokenDrop(nn.Module):
         if mask is not None:
             causal = rules.model_type == "decoder"
             kwargs[rules.mask_name or ""] = gather_mask(mask, kept, causal=causal)
+        for name in rules.sequence_names:
+            kwargs[name] = gather_places(kwargs.get(name), kept)
         part = gather_tokens(whole, kept)
         part = part if sequence == 1 else part.transpose(0, 1)
         output = self.random_ltd_layer(part, *args, **kwargs)

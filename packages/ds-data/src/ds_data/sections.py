@@ -188,6 +188,9 @@ class RandomLTD:
     random_ltd_layer_num: int | None = _set(None, "layers that drop tokens", ge=1)
     random_ltd_layer_id: list[int] | None = _set(None, "which layers drop tokens")
     model_mask_name: str | None = _set(None, "keyword of the attention mask")
+    sequence_names: list[str] = _set(
+        list, "keywords of what runs along the sequence, such as position_ids"
+    )
     model_type: Literal["decoder", "encoder"] = _set("decoder", "causal or bidirectional")
     hidden_state_order: Literal["batch_seq_dim", "seq_batch_dim"] = _set(
         "batch_seq_dim", "which dimension of hidden states is which"
