@@ -186,3 +186,4 @@ def test_token_weight_is_that_of_the_batch_handed_out_last():
         if len(weights) == 8:
             break
     np.testing.assert_allclose(weights, make().plan.token_weights()[:8])
+    assert [loader.token_count() for loader in loaders] == make().plan.tokens[6:8].tolist()

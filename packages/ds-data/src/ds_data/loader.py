@@ -102,11 +102,17 @@ class VariableBatchLoader:
         """Samples of each effective batch of this epoch (for `VariableBatchLR`)."""
         return self.plan.batch_sizes  # type: ignore[return-value]
 
+    def token_count(self) -> int:
+        """Real tokens of the micro-batch handed out last: its weight in a mean over tokens."""
+        return int(self.plan.tokens[self._last()])
+
+    def _last(self) -> int:
+        return self._segments[-1][1] - self._world_size + self._rank
+
     def token_weight(self) -> float:
-        """Weight of the loss of the micro-batch handed out last: its tokens over the mean of its
-        batch. Losses times their weights average to the mean over tokens."""
-        plan = self.plan
-        last = self._segments[-1][1] - self._world_size + self._rank
+        """`token_count` over the mean of its batch: losses times their weights average to the
+        mean over tokens."""
+        plan, last = self.plan, self._last()
         begin = last // self.micro_batches * self.micro_batches
         batch = plan.tokens[begin : begin + self.micro_batches]
         return float(plan.tokens[last] / batch.mean())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -118,17 +119,17 @@ class BatchPlan:
     def micro_batch(self, index: int) -> list[int]:
         return self.ids[self.edges[index] : self.edges[index + 1]].tolist()  # type: ignore[no-any-return]
 
-    @property
+    @cached_property
     def sizes(self) -> Ints:
         """Samples in each micro-batch."""
         return np.diff(self.edges)
 
-    @property
+    @cached_property
     def batch_sizes(self) -> Ints:
         """Samples in each effective batch: what the learning rate follows."""
         return np.diff(self.edges[:: self.micro_batches])
 
-    @property
+    @cached_property
     def batch_longest(self) -> Ints:
         """Longest sample of each effective batch."""
         longest: Ints = self.longest.reshape(-1, self.micro_batches).max(axis=1, initial=0)
