@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ds_profiler.errors import UsageError
-from ds_profiler.profiler import _write
 from ds_profiler.profiling import profile
 from ds_profiler.report.text import text_report
+from ds_profiler.report.write import write_text
 from ds_profiler.units import macs_to_string, number_to_string, params_to_string
 
 
@@ -63,7 +63,7 @@ def get_model_profile(
         report = text_report(
             result, module_depth=module_depth, top_modules=top_modules, detailed=detailed
         )
-        _write(report, output_file)
+        write_text(report, output_file)
     if not as_string:
         return result.flops, result.macs, result.params
     return (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +18,7 @@ from ds_profiler.clock import clock_for
 from ds_profiler.count import FlopCounter
 from ds_profiler.errors import UsageError
 from ds_profiler.report.text import aggregated_report, text_report
+from ds_profiler.report.write import write_text
 from ds_profiler.result import ModuleProfile, Profile
 from ds_profiler.rules import RuleBook, default_rules
 from ds_profiler.timing import ModuleTimer
@@ -27,6 +28,17 @@ from ds_profiler.units import (
     number_to_string,
     params_to_string,
 )
+
+
+@dataclass
+class RunFacts:
+    """What a training loop knows about the run, for the report."""
+
+    samples: int | None = None
+    world_size: int = 1
+    data_parallel: int = 1
+    model_parallel: int = 1
+    step_seconds: float = 0.0
 
 
 class FlopsProfiler:
@@ -39,8 +51,7 @@ class FlopsProfiler:
 
     Args:
         model: the model; nothing is set on it.
-        ds_engine: an engine whose world size, batch size and step times the report should show;
-            anything with the attributes of `ds_profiler.hooks.RunFacts`.
+        ds_engine: facts of the run that the report should show, a `RunFacts`; None for one process.
         recompute_fwd_factor: accepted for compatibility; recomputed work is counted, not guessed.
         rules: what operators cost.
     """
@@ -48,7 +59,7 @@ class FlopsProfiler:
     def __init__(
         self,
         model: nn.Module,
-        ds_engine: Any = None,
+        ds_engine: RunFacts | None = None,
         recompute_fwd_factor: float = 0.0,
         *,
         rules: RuleBook | None = None,
@@ -112,7 +123,7 @@ class FlopsProfiler:
             return self._running.result(self.facts, self._peak_flops)
         if self._profile is None:
             raise UsageError("nothing was profiled: call start_profile() and run the model first")
-        return self._profile
+        return self._profile if self.facts is None else replace(self._profile, **asdict(self.facts))
 
     def get_total_flops(self, as_string: bool = False) -> int | str:
         """Floating-point operations of the forward passes."""
@@ -150,12 +161,12 @@ class FlopsProfiler:
             top_modules=top_modules,
             detailed=detailed,
         )
-        _write(report, output_file)
+        write_text(report, output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Write the section by depth to standard output."""
         text = aggregated_report(self.result, module_depth=module_depth, top_modules=top_modules)
-        _write(text + "\n", None)
+        write_text(text + "\n", None)
 
     def _failed(self) -> None:
         """The model's forward raised: leave nothing behind."""
@@ -200,7 +211,7 @@ class _Running:
         self._timer.stop(in_hook=in_hook)
         self._counter.stop(in_hook=in_hook)
 
-    def result(self, facts: Any, peak_flops: float | None) -> Profile:
+    def result(self, facts: RunFacts | None, peak_flops: float | None) -> Profile:
         forward, backward = self._timer.forward_seconds(), self._timer.backward_seconds()
         tally = self._counter.tally
         root = assemble(
@@ -219,18 +230,9 @@ class _Running:
         return self._counter.seconds + self._counter.operators * self._per_operator
 
 
-def _facts(root: ModuleProfile, facts: Any) -> dict[str, Any]:
+def _facts(root: ModuleProfile, facts: RunFacts | None) -> dict[str, Any]:
     times = {
         "forward_seconds": root.forward_seconds,
         "backward_seconds": root.backward_seconds,
     }
-    return times if facts is None else {**times, **facts.for_profile()}
-
-
-def _write(text: str, output_file: str | Path | None) -> None:
-    if output_file is None:
-        sys.stdout.write(text)
-        return
-    path = Path(output_file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    return times if facts is None else {**times, **asdict(facts)}

@@ -24,7 +24,8 @@ class ModuleTimer:
 
     def __init__(self, index: ModuleIndex, clock: Clock) -> None:
         self._index, self._clock = index, clock
-        self._watch = ModuleWatch(index, enter=self._enter, leave=self._leave)
+        visible = index.without_compiled()
+        self._watch = ModuleWatch(visible, enter=self._enter, leave=self._leave)
         self._forward: list[tuple[int, Any, Any]] = []
         self._backward: list[_Span] = []
         self._handles: list[RemovableHandle] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import warnings
@@ -9,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 from torch.utils.hooks import RemovableHandle
@@ -26,6 +26,24 @@ class ModuleIndex:
         self.names = [name for name, _ in named]
         self.modules = [module for _, module in named]
         self._numbers = {id(module): number for number, module in enumerate(self.modules)}
+
+    def without_compiled(self) -> ModuleIndex:
+        """The same numbers for the modules that are not inside compiled code.
+
+        Hooks are compiled along with the module they run for; for those left out they come to
+        nothing.
+        """
+        visible = copy.copy(self)
+        visible._numbers = dict(self._numbers)
+        for module in self.modules:
+            inside = list(module.modules())
+            if hasattr(module, "_orig_mod"):  # the wrapper of `torch.compile`, itself not compiled
+                inside.remove(module)
+            elif getattr(module, "_compiled_call_impl", None) is None:
+                continue
+            for part in inside:
+                visible._numbers.pop(id(part), None)
+        return visible
 
     def number(self, module: nn.Module) -> int | None:
         """The module's number, or None for one of another model."""
@@ -101,8 +119,6 @@ class ModuleWatch:
             warnings.filters.remove(self._silenced)  # type: ignore[attr-defined]
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():  # hooks inside compiled code are traced: to nothing
-            return
         number = self._index.number(module)
         if number is None:
             return
@@ -111,7 +127,7 @@ class ModuleWatch:
         self._enter(call, args)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if self._index.number(module) is None:
             return
         stack = self.stack()
         if not self._active or not any(call.module is module for call in stack):
