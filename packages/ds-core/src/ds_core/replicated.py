@@ -125,7 +125,7 @@ class Replicated:
         grads = self._hand_over()
         factor, report = self._gate.admit(self._norm(grads), self._nonfinite)
         if not report.skipped:
-            if factor != 1.0:
+            if factor != 1.0 and grads:
                 torch._foreach_mul_([_values(grad) for _, grad in grads], factor)
             self.optimizer.step()
             self._master.refresh_params()
