@@ -1,0 +1,103 @@
+"""The lines between a stage and those it hands values to or gets values from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ds_core.comm import Communicator
+from ds_pipeline.faults import FaultBoard
+from ds_pipeline.instructions import PipeInstruction, SendActivation, SendGrad
+from ds_pipeline.module import PipelineModule
+from ds_pipeline.transport import Address, Incoming, Neighbour, Outgoing
+
+
+class Links:
+    """Activations and gradients by micro-batch and chunk.
+
+    A place is a chunk of a stage, numbered along the model. Neighbouring places lie on
+    neighbouring stages; from the last stage the model goes on in the next chunk of the first.
+    """
+
+    def __init__(
+        self,
+        module: PipelineModule,
+        comm: Communicator,
+        faults: FaultBoard,
+        device: torch.device,
+    ) -> None:
+        self._stage, self._stages, self._chunks = module.stage_id, module.num_stages, module.chunks
+        self._training = True
+        stages = {(self._stage - 1) % self._stages, (self._stage + 1) % self._stages}
+        if self._chunks == 1:
+            stages -= {-1 % self._stages} if self._stage == 0 else set()
+            stages -= {0} if self._stage == self._stages - 1 and self._stages > 2 else set()
+        stages.discard(self._stage)
+        if self._stages == 2:
+            stages = {1 - self._stage}
+        limit = (2 + self._chunks) * self._stages + 4
+        self._out: dict[int, Outgoing] = {}
+        self._in: dict[int, Incoming] = {}
+        for stage in sorted(stages):
+            other = Neighbour(stage, comm.global_rank(stage))
+            self._out[stage] = Outgoing(comm, other, faults, limit=limit)
+            self._in[stage] = Incoming(comm, other, faults, device)
+
+    def begin(self, plans: Callable[[int], Sequence[PipeInstruction]], training: bool) -> None:
+        """A pass begins in which stages do as planned."""
+        self._training = training
+        for stage, line in self._in.items():
+            line.expect(self._sent(plans(stage), stage))
+
+    def _sent(self, plan: Sequence[PipeInstruction], sender: int) -> Iterator[Address]:
+        """What `sender` sends to this stage, in order."""
+        for step in plan:
+            if not isinstance(step, (SendActivation, SendGrad)):
+                continue
+            forward = isinstance(step, SendActivation)
+            place = step.chunk * self._stages + sender + (1 if forward else -1)
+            if place % self._stages == self._stage:
+                yield self._address(forward, place, step.buffer_id)
+
+    def send_activation(self, micro_batch: int, chunk: int, value: Any) -> None:
+        """Hand an output on."""
+        place = chunk * self._stages + self._stage + 1
+        self._out[place % self._stages].send(self._address(True, place, micro_batch), value)
+
+    def receive_activation(self, micro_batch: int, chunk: int) -> Any:
+        """Wait for an input."""
+        place = chunk * self._stages + self._stage
+        line = self._in[(place - 1) % self._stages]
+        return line.receive(self._address(True, place, micro_batch))
+
+    def send_gradients(self, micro_batch: int, chunk: int, grads: list[Tensor | None]) -> None:
+        """Hand the gradients of an input back."""
+        place = chunk * self._stages + self._stage - 1
+        self._out[place % self._stages].send(self._address(False, place, micro_batch), grads)
+
+    def receive_gradients(self, micro_batch: int, chunk: int) -> list[Tensor | None]:
+        """Wait for the gradients of an output."""
+        place = chunk * self._stages + self._stage
+        after = (place + 1) % self._stages
+        grads: list[Tensor | None] = self._in[after].receive(
+            self._address(False, place, micro_batch)
+        )
+        self._out[after].settle(self._address(True, place + 1, micro_batch))
+        return grads
+
+    def drain(self) -> None:
+        """Wait until everything sent has left."""
+        for line in self._out.values():
+            line.drain()
+
+    def close(self) -> None:
+        """Let go of the lines."""
+        self._out.clear()
+        self._in.clear()
+
+    def _address(self, forward: bool, place: int, micro_batch: int) -> Address:
+        kind = "activations" if forward else "gradients"
+        return f"{kind}/{place}/{'train' if self._training else 'eval'}", micro_batch

@@ -1,0 +1,263 @@
+"""A model as a list of layers, of which each rank builds its stage."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from ds_core.errors import ConfigError
+from ds_pipeline import partition
+from ds_pipeline.errors import PartitionError
+from ds_pipeline.grid import PipelineParallelGrid
+from ds_pipeline.specs import LayerSpec, TiedLayerSpec
+from ds_pipeline.ties import TiedWeights
+from ds_pipeline.topology import PipeDataParallelTopology, ProcessTopology
+from ds_pipeline.weigh import class_names, measured_times, parameter_counts
+
+Layer = LayerSpec | nn.Module | Callable[[Any], Any]
+
+keep_no_activations = partial(torch_checkpoint, use_reentrant=False)
+"""Runs a function and forgets its activations; backward computes them again."""
+
+
+class PipelineModule(nn.Module):
+    """Layers in sequence, divided into stages; this rank holds one stage.
+
+    Each layer takes the output of the one before (one value; a tuple if that returned one).
+    Parameters are named by the number of their layer in the whole list (`3.weight`), or by their
+    tie (`tied_modules.embed.weight`), so that names do not depend on the number of stages.
+
+    Args:
+        layers: specs, modules or functions. Modules given ready-made are held by every rank until
+            it has picked its own: use specs for large models.
+        num_stages: stages; the other ranks are replicas. Or give `topology`.
+        topology: a grid with an axis `pipe`.
+        loss_fn: `loss_fn(outputs, labels)` on the last stage; without one the last layer's output
+            is the loss.
+        seed_layers: seed before each layer is built, and before each is run in training, so that
+            weights and dropout do not depend on the division.
+        seed_fn: called with the seed instead of `torch.manual_seed`.
+        base_seed: the seed of layer `i` is `base_seed + i`.
+        partition_method: `parameters`, `uniform`, `type:REGEX` (of class names), `profile` (by
+            measured time; needs `example_input`), or the bounds of the stages.
+        activation_checkpoint_interval: recompute activations by runs of this many layers; 0 keeps
+            them all.
+        activation_checkpoint_func: called as `func(run, *inputs)`.
+        checkpointable_layers: class names of which alone activations are recomputed; None: of
+            every run that has parameters.
+        dynamic_shape: accepted; shapes may always change.
+        chunks: pieces of the model a stage, for the schedule `interleaved`.
+        example_input: one input of the model, for `profile`.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        num_stages: int | None = None,
+        topology: ProcessTopology | None = None,
+        loss_fn: Callable[..., Any] | None = None,
+        seed_layers: bool = False,
+        seed_fn: Callable[[int], Any] | None = None,
+        base_seed: int = 1234,
+        partition_method: str | Sequence[int] = "parameters",
+        activation_checkpoint_interval: int = 0,
+        activation_checkpoint_func: Callable[..., Any] = keep_no_activations,
+        checkpointable_layers: Sequence[str] | None = None,
+        dynamic_shape: bool = False,
+        *,
+        chunks: int = 1,
+        example_input: Any = None,
+    ) -> None:
+        super().__init__()
+        self.grid = PipelineParallelGrid(topology or _stages_and_replicas(num_stages))
+        self.num_stages, self.stage_id = self.grid.pipe_parallel_size, self.grid.stage_id
+        if num_stages is not None and num_stages != self.num_stages:
+            raise ConfigError(f"num_stages is {num_stages}, the topology has {self.num_stages}")
+        if chunks < 1 or (chunks > 1 and self.num_stages == 1):
+            raise ConfigError(f"chunks={chunks} needs at least 2 stages, not {self.num_stages}")
+        self.loss_fn, self.chunks, self.dynamic_shape = loss_fn, chunks, dynamic_shape
+        self.seed_layers, self.base_seed = seed_layers, base_seed
+        self.seed_fn = seed_fn or torch.manual_seed
+        self.activation_checkpoint_interval = activation_checkpoint_interval
+        self.activation_checkpoint_func = activation_checkpoint_func
+        self.checkpointable_layers = checkpointable_layers
+        self.micro_offset = 0
+        self._specs = list(layers)
+        self.parts = self._divide(partition_method, example_input)
+        self.tied_modules = nn.ModuleDict()
+        self.forward_funcs: list[Callable[..., Any]] = []
+        self._chunk_starts: list[int] = []
+        self._numbers: list[int] = []
+        self._build()
+        self.ties = TiedWeights(self._specs, self.tied_modules, self.stages_of_key, self.grid)
+
+    def forward(self, forward_input: Any, **keywords: Any) -> Any:
+        """What this rank's layers make of an input, all chunks in sequence."""
+        for chunk in range(self.chunks):
+            forward_input = self.run(forward_input, chunk=chunk, **keywords)
+        return forward_input
+
+    def run(self, value: Any, *, chunk: int = 0, **keywords: Any) -> Any:
+        """What one chunk of this stage makes of `value`.
+
+        Args:
+            keywords: reach each layer whose `forward` takes them by name.
+        """
+        first = self._chunk_starts[chunk]
+        last = [*self._chunk_starts, len(self.forward_funcs)][chunk + 1]
+        interval = self.activation_checkpoint_interval
+        if not interval or not torch.is_grad_enabled():
+            return self._run_range(first, last, keywords, value)
+        for start in range(first, last, interval):
+            stop = min(start + interval, last)
+            if self._checkpointable(self.forward_funcs[start:stop]):
+                inputs = value if isinstance(value, tuple) else (value,)
+                value = self.activation_checkpoint_func(
+                    self._runner(start, stop, keywords), *inputs
+                )
+            else:
+                value = self._run_range(start, stop, keywords, value)
+        return value
+
+    def loss(self, outputs: Any, labels: Any, **keywords: Any) -> Any:
+        """The loss of the last stage's outputs."""
+        if self.loss_fn is None:
+            return outputs
+        accepted = _accepted(self.loss_fn, keywords)
+        return self.loss_fn(outputs, labels, **accepted)
+
+    def partitions(self) -> list[int]:
+        """The first layer of each part, and the number of layers; chunk by chunk."""
+        return self.parts
+
+    def stage_owner(self, layer_idx: int) -> int:
+        """The stage that has a layer."""
+        if not 0 <= layer_idx < len(self._specs):
+            raise ConfigError(f"layer {layer_idx} is not one of {len(self._specs)}")
+        part = next(p for p in range(len(self.parts) - 1) if layer_idx < self.parts[p + 1])
+        return part % self.num_stages
+
+    def stages_of_key(self, key: str) -> list[int]:
+        """The stages that hold layers tied as `key`, in order."""
+        found = {
+            self.stage_owner(index)
+            for index, spec in enumerate(self._specs)
+            if isinstance(spec, TiedLayerSpec) and spec.key == key
+        }
+        return sorted(found)
+
+    def topology(self) -> ProcessTopology:
+        return self.grid.topology()
+
+    def mpu(self) -> PipelineParallelGrid:
+        """The groups, as a Megatron-style object."""
+        return self.grid
+
+    def num_pipeline_stages(self) -> int:
+        return self.num_stages
+
+    def set_checkpoint_interval(self, interval: int) -> None:
+        """Recompute activations by runs of this many layers from now on."""
+        self.activation_checkpoint_interval = interval
+
+    def get_additional_losses(self) -> None:
+        """None: what the loss consists of is the business of `loss_fn`. For subclasses."""
+        return None
+
+    def _divide(self, method: str | Sequence[int], example_input: Any) -> list[int]:
+        count, parts = len(self._specs), self.num_stages * self.chunks
+        if not isinstance(method, str):
+            return partition.explicit(method, count, parts)
+        name = method.lower()
+        if name == "uniform":
+            return partition.uniform(count, parts)
+        if name in ("parameters", "best"):
+            return partition.balanced(parameter_counts(self._specs), parts)
+        if name.startswith("type:"):
+            found = partition.matches(class_names(self._specs), method.partition(":")[2])
+            return partition.balanced(found, parts)
+        if name == "profile":
+            times = measured_times(self._specs, example_input, first=self.grid.global_rank == 0)
+            if self.grid.world_size > 1:
+                dist.broadcast_object_list(times, src=0)
+            return partition.balanced(times, parts)
+        raise PartitionError(
+            f"unknown partition_method {method!r}; known: parameters, uniform, type:REGEX, "
+            "profile, or a list of bounds"
+        )
+
+    def _build(self) -> None:
+        for chunk in range(self.chunks):
+            part = chunk * self.num_stages + self.stage_id
+            self._chunk_starts.append(len(self.forward_funcs))
+            for index in range(self.parts[part], self.parts[part + 1]):
+                self.forward_funcs.append(self._make(index, self._specs[index]))
+                self._numbers.append(index)
+
+    def _make(self, index: int, spec: Layer) -> Callable[..., Any]:
+        if self.seed_layers:
+            self.seed_fn(self.base_seed + index)
+        if isinstance(spec, TiedLayerSpec):
+            if spec.key not in self.tied_modules:
+                self.tied_modules[spec.key] = spec.build()
+            module = self.tied_modules[spec.key]
+            return module if spec.forward_fn is None else partial(spec.forward_fn, module)
+        if isinstance(spec, LayerSpec):
+            spec = spec.build()
+        if isinstance(spec, nn.Module):
+            self.add_module(str(index), spec)
+        elif not callable(spec):
+            raise ConfigError(
+                f"layer {index} is {spec!r}; a layer is a LayerSpec, a module or a function"
+            )
+        return spec
+
+    def _runner(self, start: int, stop: int, keywords: dict[str, Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            value = inputs[0] if len(inputs) == 1 else inputs
+            return self._run_range(start, stop, keywords, value)
+
+        return run
+
+    def _run_range(self, start: int, stop: int, keywords: dict[str, Any], value: Any) -> Any:
+        for position in range(start, stop):
+            if self.seed_layers and self.training:
+                offset = self.base_seed * self.micro_offset
+                self.seed_fn(offset + self.base_seed + self._numbers[position])
+            layer = self.forward_funcs[position]
+            value = layer(value, **_accepted(layer, keywords)) if keywords else layer(value)
+        return value
+
+    def _checkpointable(self, layers: Sequence[Any]) -> bool:
+        if self.checkpointable_layers is not None:
+            return all(type(layer).__name__ in self.checkpointable_layers for layer in layers)
+        modules = [layer for layer in layers if isinstance(layer, nn.Module)]
+        return any(next(module.parameters(), None) is not None for module in modules)
+
+
+def _stages_and_replicas(num_stages: int | None) -> ProcessTopology:
+    if num_stages is None:
+        raise ConfigError("PipelineModule needs num_stages or a topology")
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if num_stages < 1 or world % num_stages:
+        raise ConfigError(f"{world} ranks cannot be divided into {num_stages} stages")
+    return PipeDataParallelTopology(num_stages, world // num_stages)
+
+
+def _accepted(function: Any, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Those of `keywords` that `function` takes by name."""
+    if not keywords:
+        return {}
+    target = function.forward if isinstance(function, nn.Module) else function
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):  # built-in functions have no signature
+        return {}
+    return {key: value for key, value in keywords.items() if key in parameters}

@@ -1,0 +1,185 @@
+"""Moves values between neighbouring stages, in order, while both go on computing.
+
+A message is one flat buffer. Its layout (shapes, dtypes, what needs a gradient, plain values) is
+described only when it differs from the last one in the same lane, so a run with fixed shapes sends
+one buffer a value and can wait for it before it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ds_core.comm import Communicator
+from ds_pipeline.errors import PipelineError
+from ds_pipeline.faults import FaultBoard
+from ds_pipeline.wire import EMPTY, Layout, get_word, set_word
+
+Address = tuple[str, int]
+"""Lane (what kind of value, for which place) and number of the micro-batch."""
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """The other end: its stage, and its rank in the world."""
+
+    stage: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"stage {self.stage} (rank {self.rank})"
+
+
+class Outgoing:
+    """Sends to one neighbour.
+
+    Args:
+        comm: the group of the pipeline.
+        limit: messages that may be under way; beyond it the oldest is waited for.
+    """
+
+    def __init__(
+        self, comm: Communicator, to: Neighbour, faults: FaultBoard, *, limit: int
+    ) -> None:
+        self._comm, self._to, self._faults, self._limit = comm, to, faults, limit
+        self._lanes: dict[str, Layout] = {}
+        self._pending: deque[tuple[dist.Work, Tensor, Address]] = deque()
+        self._device = comm.device
+
+    def send(self, address: Address, value: Any) -> None:
+        """Start to send `value`; it may be changed once this returns."""
+        lane = address[0]
+        layout, tensors = Layout.of(value)
+        before = self._lanes.get(lane, EMPTY)
+        if layout != before:
+            header = bytearray(layout.encode())
+            notice = torch.empty(before.size, dtype=torch.uint8, device=self._device)
+            set_word(notice, len(header))
+            self._post(notice, address)
+            self._post(torch.frombuffer(header, dtype=torch.uint8).to(self._device), address)
+            self._lanes[lane] = layout
+        self._post(layout.pack(tensors, self._device), address)
+
+    def settle(self, address: Address) -> None:
+        """Let go of what was sent up to `address`, which is known to have arrived."""
+        while any(entry[2] == address for entry in self._pending):
+            self._wait_oldest()
+
+    def drain(self) -> None:
+        """Wait until everything has been sent."""
+        while self._pending:
+            self._wait_oldest()
+
+    def _post(self, tensor: Tensor, address: Address) -> None:
+        while len(self._pending) >= self._limit:
+            self._wait_oldest()
+        try:
+            work = dist.isend(tensor, self._to.rank, group=self._comm.group)
+        except RuntimeError as error:
+            raise self._faults.explain(f"sending {_say(address)} to {self._to}", error) from error
+        assert work is not None
+        self._pending.append((work, tensor, address))
+
+    def _wait_oldest(self) -> None:
+        work, _, address = self._pending.popleft()
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._faults.explain(f"sending {_say(address)} to {self._to}", error) from error
+
+
+class Incoming:
+    """Receives from one neighbour."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        source: Neighbour,
+        faults: FaultBoard,
+        device: torch.device,
+    ) -> None:
+        self._comm, self._source, self._faults = comm, source, faults
+        self._device, self._wire_device = device, comm.device
+        self._lanes: dict[str, Layout] = {}
+        self._expected: deque[Address] = deque()
+        self._posted: tuple[dist.Work, Tensor] | None = None
+        self._arrived: dict[Address, Any] = {}
+
+    def expect(self, addresses: Iterable[Address]) -> None:
+        """What the neighbour is going to send in this pass, in order."""
+        self._expected = deque(addresses)
+        self._arrived.clear()
+        self._post_next()
+
+    def receive(self, address: Address) -> Any:
+        """Wait for a value; tensors are leaves that require a gradient if the sent ones did."""
+        while address not in self._arrived:
+            if not self._expected:
+                raise PipelineError(f"{self._source} does not send {_say(address)} in this pass")
+            self._take_next()
+        return self._arrived.pop(address)
+
+    def _take_next(self) -> None:
+        address = self._expected[0]
+        lane = address[0]
+        if self._posted is None:
+            self._post_next()
+        message = self._wait(address)
+        length = get_word(message)
+        if length:
+            header = self._now(length, address)
+            self._lanes[lane] = Layout.decode(header.cpu().numpy().tobytes())
+            message = self._now(self._lanes[lane].size, address)
+        self._expected.popleft()
+        self._post_next()
+        self._arrived[address] = self._unpack(self._lanes[lane], message)
+
+    def _unpack(self, layout: Layout, message: Tensor) -> Any:
+        if message.device != self._device:
+            message = message.to(self._device)
+        tensors = layout.views(message)
+        for tensor, (_, _, needs_grad) in zip(tensors, layout.tensors, strict=True):
+            if needs_grad:
+                tensor.requires_grad_()
+        return layout.value(tensors)
+
+    def _post_next(self) -> None:
+        if self._expected:
+            address = self._expected[0]
+            self._posted = self._post(self._lanes.get(address[0], EMPTY).size, address)
+
+    def _post(self, size: int, address: Address) -> tuple[dist.Work, Tensor]:
+        buffer = torch.empty(size, dtype=torch.uint8, device=self._wire_device)
+        try:
+            work = dist.irecv(buffer, self._source.rank, group=self._comm.group)
+        except RuntimeError as error:
+            raise self._lost(address, error) from error
+        assert work is not None
+        return work, buffer
+
+    def _now(self, size: int, address: Address) -> Tensor:
+        self._posted = self._post(size, address)
+        return self._wait(address)
+
+    def _wait(self, address: Address) -> Tensor:
+        assert self._posted is not None
+        (work, buffer), self._posted = self._posted, None
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._lost(address, error) from error
+        return buffer
+
+    def _lost(self, address: Address, error: RuntimeError) -> PipelineError:
+        return self._faults.explain(f"receiving {_say(address)} from {self._source}", error)
+
+
+def _say(address: Address) -> str:
+    lane, micro_batch = address
+    return f"{lane.partition('/')[0]} of micro-batch {micro_batch}"
