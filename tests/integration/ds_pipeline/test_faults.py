@@ -1,0 +1,94 @@
+"""A stage that fails, dies or disagrees ends the run with its name."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from ds_core.errors import RankMismatchError
+from ds_pipeline import LayerSpec, PipelineError, PipelineModule
+from support.pipelines import Case, batches, build, engine_over
+from support.ranks import run_ranks
+
+CASE = Case("gpt", 3, "1f1b", 3)
+
+
+def fail_on_first_stage():
+    """Stage 0 raises in its second micro-batch; every stage says what it saw."""
+    engine = build(CASE)
+    data = list(batches(CASE, 0, 0))
+    iterator = iter(data[:1]) if engine.is_first_stage() else iter(data)
+    try:
+        engine.train_batch(iterator)
+    except PipelineError as error:
+        return str(error)
+    return "no error"
+
+
+def test_all_stages_name_the_one_whose_data_ended():
+    first, *others = run_ranks(fail_on_first_stage, 3, timeout=10)
+    assert "the data of stage 0 (rank 0) ended after 1 of 3" in first
+    for message in others:
+        assert "The first to fail was stage 0 (rank 0): PipelineError: the data of" in message
+
+
+def die_on_last_stage():
+    engine = build(CASE)
+    if engine.is_last_stage():
+        os._exit(0)
+    try:
+        engine.train_batch(batches(CASE, 0, 0))
+    except PipelineError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_stage_that_dies_is_named_by_its_neighbour():
+    with pytest.raises(AssertionError, match="rank 2 died"):
+        run_ranks(die_on_last_stage, 3, timeout=20)
+
+
+def disagree():
+    engine = build(CASE)
+    case = CASE if engine.stage_id else Case("gpt", 3, "1f1b", 4)
+    with pytest.raises(RankMismatchError, match="ranks disagree on the pipeline: 'micro-batches'"):
+        engine_over(engine.module, case)
+
+
+def test_stages_with_other_numbers_of_micro_batches_are_told_at_the_start():
+    run_ranks(disagree, 3)
+
+
+def without_parameters():
+    layers = [LayerSpec(nn.Linear, 4, 4), torch.relu, LayerSpec(nn.Linear, 4, 4)]
+    module = PipelineModule(
+        layers, 3, loss_fn=nn.functional.mse_loss, partition_method=[0, 1, 2, 3]
+    )
+    engine = engine_over(module, Case(stages=3, micro_batches=2))
+    data = [(torch.randn(2, 4), torch.zeros(2, 4)) for _ in range(4)]
+    return [engine.train_batch(iter(data[2 * step :])).item() for step in range(2)]
+
+
+def test_a_stage_without_parameters_takes_part():
+    losses = run_ranks(without_parameters, 3)
+    assert losses[0] == losses[1] == losses[2]
+
+
+def refusals():
+    engine = build(Case("gpt", 1))
+    for call in (engine.forward, engine.backward, engine.step):
+        with pytest.raises(PipelineError, match="call train_batch"):
+            call()
+    with pytest.raises(PipelineError, match="needs data"):
+        engine.train_batch()
+    with pytest.raises(PipelineError, match=r"where \(inputs, labels\) is expected"):
+        engine.train_batch(iter([1, 2]))
+    with torch.no_grad(), pytest.raises(PipelineError, match="use eval_batch"):
+        engine.train_batch(iter([]))
+
+
+def test_calls_that_do_not_fit_are_refused():
+    refusals()

@@ -1,0 +1,122 @@
+"""What passes between stages arrives as it was, and gradients only where they are needed."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ds_pipeline import LayerSpec, PipelineModule
+from support.pipelines import Case, Whole, engine_over
+from support.ranks import run_ranks
+
+WIDTH = 4
+
+
+class Open(nn.Module):
+    """Makes a tuple of all kinds of values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value):
+        mask, spare = value > 0, value.detach() * 2
+        return self.linear(value), spare, mask.int(), mask, None, 3, torch.tensor(2.5), True
+
+
+class Pass(nn.Module):
+    """Uses everything, and checks what it got."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values):
+        hidden, spare, ints, mask, none, three, scalar, flag = values
+        kinds = [v.dtype for v in (hidden, spare, ints, mask, scalar)]
+        wanted = [torch.float32, torch.float32, torch.int32, torch.bool, torch.float32]
+        needs = [v.requires_grad for v in (hidden, spare, ints, mask, scalar)]
+        if kinds != wanted or needs != [torch.is_grad_enabled(), False, False, False, False]:
+            raise AssertionError((kinds, needs))
+        if none is not None or type(three) is not int or type(flag) is not bool:
+            raise AssertionError((none, three, flag))
+        hidden = self.linear(hidden) * scalar + spare * ints * three
+        return (hidden.masked_fill(mask, 0.1), *values[1:])
+
+
+class Close(nn.Module):
+    def forward(self, values):
+        return values[0]
+
+
+class Branch(nn.Module):
+    """Two outputs with gradients, of which the next stage ignores one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value):
+        return self.linear(value), value * 2
+
+
+def tuple_layers():
+    return [LayerSpec(Open), LayerSpec(Pass), LayerSpec(Pass), LayerSpec(Close)]
+
+
+def ignoring_layers():
+    return [LayerSpec(nn.Linear, WIDTH, WIDTH), LayerSpec(Branch), LayerSpec(Close)]
+
+
+LAYERS = {"tuples": tuple_layers, "ignored": ignoring_layers}
+
+
+def mse(output, target):
+    return (output - target).square().mean()
+
+
+def batch(step, rows):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(rows, WIDTH, generator=generator), torch.zeros(rows, WIDTH)
+
+
+def losses_in_pipeline(name, stages, sizes):
+    """One loss a step, each step with micro-batches of its own size."""
+    layers = LAYERS[name]()
+    module = PipelineModule(
+        layers, stages, loss_fn=mse, seed_layers=True, partition_method="uniform"
+    )
+    engine = engine_over(module, Case(stages=stages, micro_batches=2, max_norm=0.0))
+    losses = []
+    for step, rows in enumerate(sizes):
+        micro_batches = iter([batch(step, rows), batch(step + 100, rows + 1)])
+        losses.append(engine.train_batch(micro_batches).item())
+    return losses
+
+
+def losses_alone(name, sizes):
+    model = Whole(LAYERS[name]())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    losses = []
+    for step, rows in enumerate(sizes):
+        parts = [batch(step, rows), batch(step + 100, rows + 1)]
+        loss = sum(mse(model(inputs), labels) for inputs, labels in parts) / 2
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_tuples_of_all_kinds_cross_two_and_three_stages():
+    sizes = [3, 3, 5, 2]
+    expected = torch.tensor(losses_alone("tuples", sizes))
+    for stages in (2, 3):
+        for losses in run_ranks(losses_in_pipeline, stages, "tuples", stages, sizes):
+            torch.testing.assert_close(torch.tensor(losses), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_an_output_that_the_next_stage_ignores_gets_no_gradient():
+    expected = torch.tensor(losses_alone("ignored", [3, 3, 3]))
+    for losses in run_ranks(losses_in_pipeline, 3, "ignored", 3, [3, 3, 3]):
+        torch.testing.assert_close(torch.tensor(losses), expected, rtol=1e-6, atol=1e-6)
