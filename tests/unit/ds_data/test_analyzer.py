@@ -13,6 +13,7 @@ from ds_data import (
     MissingPart,
     MMapIndexedDataset,
     RuleError,
+    progress_bar,
     sample_lengths,
 )
 from ds_data.metric_files import metric_prefix, read_sample_values
@@ -139,6 +140,12 @@ def test_progress_is_told_up_to_the_end(tmp_path):
     seen = []
     analyzer(tmp_path, progress=lambda done, total: seen.append((done, total))).run_map()
     assert seen[-1] == (103, 103)
+
+
+def test_a_bar_shows_the_progress(tmp_path, capsys):
+    pytest.importorskip("tqdm")
+    analyzer(tmp_path, progress=progress_bar("lengths")).run_map()
+    assert "103/103" in capsys.readouterr().err
 
 
 def test_ids_stand_in_for_positions(tmp_path):

@@ -14,6 +14,7 @@ from ds_data.loader import LoaderOptions, VariableBatchLoader
 from ds_data.metric_map import Metric
 from ds_data.packed import PackedBatch, pack_sequences
 from ds_data.packing import BatchPlan, BatchRules, plan_batches
+from ds_data.progress import progress_bar
 from ds_data.random_ltd import (
     LTDRules,
     RandomLayerTokenDrop,
@@ -66,6 +67,7 @@ __all__ = [
     "keep_probability",
     "pack_sequences",
     "plan_batches",
+    "progress_bar",
     "remove_random_ltd_state_dict",
     "sample_lengths",
     "save_without_random_ltd",

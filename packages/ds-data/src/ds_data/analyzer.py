@@ -93,6 +93,7 @@ class DataAnalyzer:
         self._worker, self._num_workers = worker_id, num_workers
         self._sample_indices = sample_indices
         self._progress = progress
+        self._reported_at = 0.0
 
     def run_map(self) -> None:
         """Measure this worker's share of the samples."""
@@ -112,11 +113,13 @@ class DataAnalyzer:
                 writer.add(results)
                 if writer.due():
                     writer.flush()
-                    self._report(writer.done, batches)
-        self._report(writer.done, batches)
+                self._report(writer.measured, batches, least_seconds=0.2)
+        self._report(writer.measured, batches)
 
-    def _report(self, done: int, batches: range) -> None:
-        if self._progress is not None:
+    def _report(self, done: int, batches: range, *, least_seconds: float = 0.0) -> None:
+        now = time.monotonic()
+        if self._progress is not None and now - self._reported_at >= least_seconds:
+            self._reported_at = now
             passed = range(batches.start, batches.start + done)
             self._progress(self._source.samples(passed), self._source.samples(batches))
 
@@ -201,6 +204,11 @@ class _Writer:
                 path = part.values(metric.name)
                 path.touch()
                 os.truncate(path, passed * 8)  # drops what was written after the last flush
+
+    @property
+    def measured(self) -> int:
+        """Batches done, flushed or not."""
+        return self.done + len(self._waiting)
 
     def add(self, results: list[Values]) -> None:
         self._waiting.append(results)

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from ds_data.batch_lr import Scaling, VariableBatchLR
 from ds_data.loader import LoaderOptions, VariableBatchLoader
 from ds_data.packing import BatchPlan, BatchRules, Ints, Order, plan_batches
@@ -148,8 +146,8 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size(
     packs over all ranks and steps, and is also the base of the learning rate.
 
     Returns:
-        The loader; the LR scheduler (None without `lr_scheduler_or_optimizer`); and what is
-        needed to build another loader of the same batches.
+        The loader; the LR scheduler (None without `lr_scheduler_or_optimizer`); and, with the
+        lengths, the arguments of another loader of the same batches.
     """
     packs = dataloader_batch_size
     rules = BatchRules(
@@ -165,30 +163,26 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size(
         window=window,
         seed=seed or 0,
     )
-    options = LoaderOptions(
-        collate_fn=dataloader_collate_fn,
-        pad_sample=sample_padding_fn,
-        num_workers=dataloader_num_workers,
-        pin_memory=dataloader_pin_memory,
-    )
-    built: dict[str, Any] = {
-        "dataset": dataset,
-        "lengths": np.asarray(dataset_seqlens),
-        "rules": rules,
+    settings: dict[str, Any] = {
         "micro_batches": effective_batch_size // packs,
         "rank": dataloader_rank,
         "world_size": dataloader_num_replicas,
         "ids": dataset_filter_ids,
-        "options": options,
+        "options": LoaderOptions(
+            collate_fn=dataloader_collate_fn,
+            pad_sample=sample_padding_fn,
+            num_workers=dataloader_num_workers,
+            pin_memory=dataloader_pin_memory,
+        ),
     }
-    loader = VariableBatchLoader(**built)
+    loader = VariableBatchLoader(dataset, dataset_seqlens, rules, **settings)
     report(loader.plan, verbose=verbose)
-    if lr_scheduler_or_optimizer is None:
-        return loader, None, built
-    rate = VariableBatchLR(
-        lr_scheduler_or_optimizer,
-        base_batch_size=effective_batch_size,
-        batch_sizes=loader.batch_sizes,
-        method=lr_scaling_method,
-    )
-    return loader, rate, built
+    rate = None
+    if lr_scheduler_or_optimizer is not None:
+        rate = VariableBatchLR(
+            lr_scheduler_or_optimizer,
+            base_batch_size=effective_batch_size,
+            batch_sizes=loader.batch_sizes,
+            method=lr_scaling_method,
+        )
+    return loader, rate, {"dataset": dataset, "rules": rules, **settings}

@@ -22,7 +22,7 @@ from ds_data import (
     get_dataloader_and_lr_scheduler_for_variable_batch_size,
     sample_lengths,
 )
-from ds_data.sections import CurriculumMetric, DataEfficiencySection
+from ds_data.sections import CurriculumMetric, DataEfficiencySection, DynamicBatching
 
 
 class VariableBatchSizeLR(VariableBatchLR):
@@ -143,12 +143,8 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
         The loader of this rank, the schedule (set it as `engine.lr_scheduler`), and what is
         needed to build another loader of the same batches.
     """
-    section = data_efficiency(engine.configuration)
+    section, dynamic = _dynamic_batching(engine.configuration)
     sampling = section.data_sampling
-    dynamic = sampling.dynamic_batching
-    path = "data_efficiency.data_sampling.dynamic_batching"
-    if not (section.enabled and dynamic.enabled):
-        raise ConfigError(f"{path}.enabled is false: enable it, and data_efficiency")
     if dataset_seqlens is None:
         dataset_seqlens = sample_lengths(  # type: ignore[assignment]
             dataset,
@@ -158,7 +154,7 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
             device=str(engine.device),
         )
     assert dataset_seqlens is not None
-    assert dynamic.max_tokens is not None
+    assert dynamic.max_tokens is not None  # the section refuses it
     batch, data = engine.configuration.batch, engine.groups.data
     pipeline = _is_pipeline(engine)
     return get_dataloader_and_lr_scheduler_for_variable_batch_size(
@@ -188,6 +184,17 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
         drop_last=dynamic.drop_last,
         window=dynamic.shuffle_window,
     )
+
+
+def _dynamic_batching(configuration: Config) -> tuple[DataEfficiencySection, DynamicBatching]:
+    section = data_efficiency(configuration)
+    dynamic = section.data_sampling.dynamic_batching
+    if not (section.enabled and dynamic.enabled):
+        raise ConfigError(
+            "data_efficiency.data_sampling.dynamic_batching.enabled is false: enable it, and "
+            "data_efficiency"
+        )
+    return section, dynamic
 
 
 def _is_pipeline(engine: Any) -> bool:

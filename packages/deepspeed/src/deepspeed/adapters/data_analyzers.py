@@ -65,6 +65,7 @@ class DataAnalyzer(ds_data.DataAnalyzer):
             batch_size=batch_size,
             collate_fn=collate_fn,
             sample_indices=sample_indices,
+            progress=ds_data.progress_bar(f"analysing, worker {worker_id}"),
         )
 
     def run_map_reduce(self, comm_group: Any = None, *, timeout: float = 3600.0) -> None:
