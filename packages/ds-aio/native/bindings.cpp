@@ -155,8 +155,10 @@ PYBIND11_MODULE(_native, m) {
         .def(py::init([](const std::string& backend, uint64_t block_size, unsigned queue_depth,
                          bool single_submit, bool overlap_events, unsigned num_threads,
                          const Faults& faults) {
+                 const Backend named = backend_named(backend);
+                 py::gil_scoped_release release;
                  return std::make_unique<Engine>(
-                     backend_named(backend),
+                     named,
                      Settings{block_size, queue_depth, single_submit, overlap_events}, num_threads, faults);
              }),
              py::arg("backend"), py::kw_only(), py::arg("block_size"), py::arg("queue_depth"),

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <deque>
-#include <functional>
+#include <future>
 #include <thread>
 
 #include "linux_aio.hpp"
@@ -25,9 +25,18 @@ class Engine {
 public:
     Engine(Backend backend, const Settings& settings, unsigned num_threads, const Faults& faults)
         : backend_(backend), settings_(settings), faults_(faults), process_(::getpid()) {
-        // A queue that the kernel refuses is an error here, not in a thread.
-        make_queue(backend, queue_depth());
-        for (unsigned i = 0; i < num_threads; ++i) threads_.emplace_back([this] { serve(); });
+        std::vector<std::future<void>> begun;
+        for (unsigned i = 0; i < num_threads; ++i) {
+            std::promise<void> promise;
+            begun.push_back(promise.get_future());
+            threads_.emplace_back([this, p = std::move(promise)]() mutable { serve(std::move(p)); });
+        }
+        try {
+            for (std::future<void>& future : begun) future.get();
+        } catch (const SystemError&) {
+            close();
+            throw;
+        }
     }
     ~Engine() { close(); }
 
@@ -89,14 +98,16 @@ private:
 
     unsigned queue_depth() const { return backend_ == Backend::threads ? 1 : settings_.queue_depth; }
 
-    void serve() {
+    // A queue is made by the thread that uses it; a refusal of the kernel is told to the constructor.
+    void serve(std::promise<void> begun) {
         std::unique_ptr<Queue> queue;
         try {
             queue = make_queue(backend_, queue_depth());
-        } catch (const SystemError&) {
-            // The constructor got one, so this is a passing shortage, and plain calls are as right.
-            queue = std::make_unique<PlainQueue>();
+        } catch (...) {
+            begun.set_exception(std::current_exception());
+            return;
         }
+        begun.set_value();
         Worker worker(std::move(queue), settings_, queue_depth(), faults_);
         for (Fed fed = feed(worker); fed != Fed::end; fed = feed(worker)) {
             const size_t before = worker.flying();
@@ -173,14 +184,14 @@ private:
         const File& file = *job.file;
         if (job.kind != Kind::write || !file.uses_direct() || !file.regular() || job.total() < file.cut())
             return;
-        std::lock_guard<std::mutex> lock(job.file->length_mutex());
         try {
+            std::lock_guard<std::mutex> lock(job.file->length_mutex());
             const uint64_t size = file.size();
             if (job.end() <= size) return;
-            job.length_before = size;
-            job.lengthened = true;
             for (const Range& range : job.ranges())
                 if (range.length && range.offset + range.length > size) reserve(file, range, size);
+            job.length_before = size;
+            job.lengthened = true;
         } catch (const SystemError& error) {
             job.refuse(error.number, job.offset());
         }

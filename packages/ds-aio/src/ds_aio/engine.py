@@ -115,25 +115,44 @@ class Engine:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
-        self.backend, self._notes = _choose(self.options)
-        native, _ = load_native()
-        driver: Any = plain if self.backend == "python" else native  # one interface, two modules
-        self._driver = driver
-        self._faults = driver.Faults()
+        self._notes: list[str] = []
+        asked = self.options.backend
+        for name in (*NATIVE_BACKENDS, "python") if asked == "auto" else (asked,):
+            reason = self._start(name)
+            if not reason:
+                self.backend = name
+                return
+            if asked != "auto":
+                raise BackendUnavailable(f"backend {name!r} was asked for, but {reason}")
+            self.note(f"{name} not used: {reason}")
+        raise AssertionError("the python backend always starts")
+
+    def _start(self, backend: str) -> str:
+        """Tries a backend; the reason why it cannot be used, or nothing."""
+        native, reason = load_native()
+        driver: Any = plain if backend == "python" else native  # one interface, two modules
+        if driver is None:
+            return reason
+        faults = driver.Faults()
         for name, value in asdict(self.options.faults).items():
-            setattr(self._faults, name, value)
+            setattr(faults, name, value)
         threads = self.options.intra_op_parallelism
-        if self.backend in ("threads", "python"):
+        if backend in ("threads", "python"):
             threads = max(threads, min(self.options.queue_depth, MOST_THREADS))
-        self._raw = driver.Engine(
-            self.backend,
-            block_size=self.options.block_size,
-            queue_depth=self.options.queue_depth,
-            single_submit=self.options.single_submit,
-            overlap_events=self.options.overlap_events,
-            num_threads=threads,
-            faults=self._faults,
-        )
+        try:
+            self._raw = driver.Engine(
+                backend,
+                block_size=self.options.block_size,
+                queue_depth=self.options.queue_depth,
+                single_submit=self.options.single_submit,
+                overlap_events=self.options.overlap_events,
+                num_threads=threads,
+                faults=faults,
+            )
+        except OSError as error:
+            return f"the kernel answers {error.strerror}"
+        self._driver, self._faults = driver, faults
+        return ""
 
     def open(
         self, path: str, *, write: bool, create: bool = False, truncate: bool = False
@@ -200,16 +219,3 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join([f"backend: {self.backend}", *self.notes])
-
-
-def _choose(options: Options) -> tuple[str, list[str]]:
-    reasons = availability(options.queue_depth)
-    if options.backend != "auto":
-        if reasons[options.backend]:
-            raise BackendUnavailable(
-                f"backend {options.backend!r} was asked for, but {reasons[options.backend]}"
-            )
-        return options.backend, []
-    chosen = next(name for name, reason in reasons.items() if not reason)
-    passed = list(reasons)[: list(reasons).index(chosen)]
-    return chosen, [f"{name} not used: {reasons[name]}" for name in passed]

@@ -221,7 +221,7 @@ class AioHandle:
             return StagedTransfer(buffer, self._staging, begin_block, offset, write=write)
         placed = [(spans(buffer, writable=not write), offset)]
         file = self._engine.open(path, write=write, create=write)
-        return begin(self._engine, file, path, placed, write=write, here=here)
+        return begin(self._engine, file, path, placed, write=write, here=here, close=True)
 
 
 def _async_and_offset(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[bool, int]:

@@ -94,7 +94,7 @@ class FileStore:
                 return Prefetched(out, *ahead)
             if not self._exists(key):
                 return Transfer(
-                    Ended(number=errno.ENOENT),
+                    Ended((0, errno.ENOENT, False, offset)),
                     action="read",
                     path=self._name(key),
                     offset=offset,

@@ -28,7 +28,7 @@ class Transfer:
         wanted: int,
         on_done: Callable[[], None] | None = None,
     ) -> None:
-        self._request = request
+        self._request: RawRequest = request
         self._action = action
         self._path = path
         self._offset = offset
@@ -50,14 +50,20 @@ class Transfer:
             TransferError: With path, offset, wanted and done bytes.
         """
         self._request.wait()
-        if self._on_done is not None:
-            on_done, self._on_done = self._on_done, None
-            on_done()
-        done, number, ended, offset = self._request.outcome()
+        outcome = self._request.outcome()
+        # Lets go of the buffers and, after the last transfer, of the file.
+        self._request = Ended(outcome)
+        self._look_back()
+        done, number, ended, offset = outcome
         if number or ended:
             raise transfer_error(
                 number, self._action, self._path, offset=offset, wanted=self._wanted, done=done
             )
+
+    def _look_back(self) -> None:
+        if self._on_done is not None:
+            on_done, self._on_done = self._on_done, None
+            on_done()
 
     def succeeded(self) -> bool:
         """True once done without an error."""
@@ -84,11 +90,10 @@ class Transfer:
 
 
 class Ended:
-    """A request that is over before it began: the file is too short, or missing (`number`)."""
+    """A request that is over: (bytes done, errno, file ended early, offset of the fault)."""
 
-    def __init__(self, offset: int = 0, number: int = 0) -> None:
-        self._offset = offset
-        self._number = number
+    def __init__(self, outcome: tuple[int, int, bool, int]) -> None:
+        self._outcome = outcome
 
     def done(self) -> bool:
         return True
@@ -97,7 +102,7 @@ class Ended:
         return
 
     def outcome(self) -> tuple[int, int, bool, int]:
-        return 0, self._number, not self._number, self._offset
+        return self._outcome
 
 
 # What goes where: (spans in the order of the bytes, file offset of the first).
@@ -112,8 +117,12 @@ def begin(
     *,
     write: bool,
     here: bool = False,
+    close: bool = False,
 ) -> Transfer:
-    """Starts moving bytes between memory and `file`. A read past the end touches no memory."""
+    """Starts moving bytes between memory and `file`. A read past the end touches no memory.
+
+    `here` lets the calling thread do short work itself; `close` closes the file after it.
+    """
     ranges = [(offset, sum(span.nbytes for span in spans)) for spans, offset in placed]
     wanted = sum(length for _, length in ranges)
     for offset, _ in ranges:
@@ -123,7 +132,7 @@ def begin(
     if not write and file.regular:
         size = file.size()
         if any(length and offset + length > size for offset, length in ranges):
-            request = Ended(size)
+            request = Ended((0, 0, True, size))
     if request is None:
         segments = [(span.address, span.nbytes) for spans, _ in placed for span in spans]
         keep = (file, [span.keep for spans, _ in placed for span in spans])
@@ -134,6 +143,8 @@ def begin(
     def look_back() -> None:
         if file.refused:
             engine.note(f"page cache used: O_DIRECT opens {path!r} but transfers are refused")
+        if close:
+            file.close()
 
     return Transfer(
         request,
