@@ -39,7 +39,7 @@ def test_schema_describes_a_field() -> None:
 def test_schema_describes_nested_sections_and_aliases() -> None:
     properties = config_schema({"checkpoint": CheckpointSection, "bf16": FP16Section})["properties"]
     writer = properties["checkpoint"]["properties"]["writer"]
-    assert writer["anyOf"][0]["properties"]["io_multiplier"]["minimum"] == 1
+    assert writer["anyOf"][0]["properties"]["io_buffer_size"]["exclusiveMinimum"] == 0
     assert writer["anyOf"][1] == {"type": "null"}
     assert properties["bfloat16"]["deprecated"] is True
     assert properties["disable_allgather"]["const"] is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ class EngineCheckpoint:
         """
         tag = self._agreed_tag(f"global_step{self.counters.steps}" if tag is None else str(tag))
         Path(save_dir).mkdir(parents=True, exist_ok=True)
+        writer = self.configuration.section("checkpoint").writer
+        start = time.perf_counter()
         with self._bar(f"saving {tag}") as bar:
             save_engine(
                 self,  # type: ignore[arg-type]  # the mixin is part of an Engine
@@ -69,8 +72,12 @@ class EngineCheckpoint:
                     exclude_frozen=exclude_frozen_parameters,
                     saver=self._background_saver(),
                     progress=bar.update,
+                    tensor_writer=_tensor_writer(writer),
                 ),
             )
+            if writer is not None and writer.show_statistics:
+                seconds = time.perf_counter() - start
+                logger.info("saved %s: %d bytes by this rank in %.2f s", tag, bar.n, seconds)
         return True
 
     def load_checkpoint(
@@ -227,3 +234,16 @@ class EngineCheckpoint:
     def _bar(self, title: str) -> Any:
         quiet = self.groups.world.rank != 0
         return tqdm(desc=title, unit="B", unit_scale=True, disable=True if quiet else None, delay=1)
+
+
+def _tensor_writer(writer: Any) -> Callable[[Path, Mapping[str, Tensor]], object] | None:
+    """What writes tensor files: ds-aio for `writer.type: fast`, else the built-in writer."""
+    if writer is None or (writer.type or "").lower() not in ("fast", "fastfilewriter"):
+        return None
+    try:
+        from ds_aio import save
+    except ImportError as error:
+        raise ConfigError(
+            "checkpoint.writer.type: 'fast' needs ds-aio: pip install ds-aio"
+        ) from error
+    return lambda path, tensors: save(path, tensors)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
 from deepspeed import registry
+from deepspeed.adapters.activation_checkpointing import configure
 from deepspeed.comm.facade import TAPS
 from deepspeed.config import Config, load_config, resolve_source
 from deepspeed.config.batch import WorldSize
@@ -18,44 +20,20 @@ from deepspeed.dataloader import DeepSpeedDataLoader
 from deepspeed.distributed import DEFAULT_PORT, device_type, init_distributed, local_rank
 from deepspeed.engine import DeepSpeedEngine
 from deepspeed.optimizers import make_optimizer_factory
-from deepspeed.precision import autocast_context, compute_dtype, input_casts, precision_settings
+from deepspeed.precision import autocast_context, input_casts, precision_settings
 from deepspeed.progress import MemoryLog, ProgressLog
+from deepspeed.strategies import Parts, make_strategy
 from ds_core import device as devices
 from ds_core.agreement import model_facts, require_agreement
 from ds_core.contracts import Hook
 from ds_core.errors import ConfigError
-from ds_core.forward_only import ForwardOnly
 from ds_core.groups import Groups, make_groups
 from ds_core.optimizers import MakeOptimizer, parameter_groups
-from ds_core.precision import PrecisionSettings
-from ds_core.precision.cast import cast_module
-from ds_core.replicated import Replicated, ReplicatedSettings
 from ds_core.schedules import build_schedule
 
 logger = logging.getLogger(__name__)
 
 GivenOptimizer = torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a strategy is made of; a factory in `deepspeed.strategies` is called with it.
-
-    Attributes:
-        module: on its device unless a strategy places it itself.
-        param_groups: groups of the module's parameters.
-        optimizer: an optimizer object over these, or a factory called with groups of what is
-            updated.
-        config: the resolved configuration; read where the strategy is made, nowhere below.
-    """
-
-    module: nn.Module
-    param_groups: list[dict[str, Any]]
-    optimizer: torch.optim.Optimizer | MakeOptimizer | None
-    groups: Groups
-    precision: PrecisionSettings
-    config: Config
-    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -186,6 +164,8 @@ def build_engine(
         hooks=_make_hooks(model, config, groups, strategy.optimizer),
         autocast=autocast_context(config, device.type),
     )
+    if "activation_checkpointing" in config.sections:
+        _configure_checkpointing(config, mpu)
     if config.general.log_level is not None:
         logging.getLogger("deepspeed").setLevel(config.general.log_level.upper())
     if config.general.dump_state and groups.world.rank == 0:
@@ -193,36 +173,10 @@ def build_engine(
     return engine
 
 
-def make_strategy(parts: Parts) -> Any:
-    """The one place that chooses how state lies across ranks (an `UpdateStrategy`)."""
-    zero: Any = None
-    if "zero_optimization" in parts.config.installed:
-        zero = parts.config.section("zero_optimization")
-    stage = 0 if zero is None else int(zero.stage)
-    if stage > 0 or _is_partitioned(parts.module):
-        return registry.load("strategies", "zero")(zero, parts)
-    originals = cast_module(
-        parts.module,
-        device=parts.device,
-        dtype=compute_dtype(parts.config) if parts.precision.compute_dtype else None,
-        keep=[param for group in parts.param_groups for param in group["params"]],
-    )
-    if parts.optimizer is None:
-        return ForwardOnly(parts.module, parts.groups)
-    general = parts.config.general
-    return Replicated(
-        parts.module,
-        parts.param_groups,
-        parts.optimizer,
-        groups=parts.groups,
-        precision=parts.precision,
-        settings=ReplicatedSettings(
-            predivide=general.gradient_predivide_factor if general.prescale_gradients else None,
-            sparse_gradients=general.sparse_gradients,
-            max_norm=general.gradient_clipping or 0.0,
-        ),
-        originals=originals,
-    )
+def _configure_checkpointing(config: Config, mpu: Any) -> None:
+    """Make the `activation_checkpointing` section the default of `deepspeed.checkpointing`."""
+    section = config.section("activation_checkpointing")
+    configure(mpu, deepspeed_config=SimpleNamespace(activation_checkpointing_config=section))
 
 
 def _world(groups: Groups, mpu: Any) -> WorldSize:
@@ -239,11 +193,6 @@ def _special_engine(model: nn.Module) -> Callable[..., Any] | None:
             found: Callable[..., Any] = registry.load("engines", name)
             return found
     return None
-
-
-def _is_partitioned(model: nn.Module) -> bool:
-    """True if the model was built inside `zero.Init`."""
-    return any(hasattr(param, "ds_id") for param in model.parameters())
 
 
 def _choose_optimizer(

@@ -80,10 +80,10 @@ class General:
         False, "leave out the last batch of an epoch if it is not full"
     )
     zero_allow_untested_optimizer: bool = setting(
-        False, "let ZeRO drive an optimizer that the client made"
+        False, "a permission that is always given here: any elementwise optimizer may be sharded"
     )
     zero_force_ds_cpu_optimizer: bool = setting(
-        True, "with optimizer offload, refuse an optimizer that was not made for the CPU"
+        True, "a demand that is never made here: any optimizer may step on the CPU"
     )
     disable_allgather: bool = setting(
         False,
@@ -148,9 +148,14 @@ class BF16Section:
 
     enabled: bool = setting(False, "train in bfloat16", auto=True)
     immediate_grad_update: bool = setting(
-        False, "add each gradient to its fp32 sum as soon as it exists"
+        False, "add each gradient to its fp32 sum as soon as it exists: always so here"
     )
-    check_grad_overflow: bool = setting(True, "skip a step whose gradients are not finite")
+    check_grad_overflow: bool = setting(
+        True,
+        "skip a step whose gradients are not finite",
+        only=True,
+        otherwise="such a step is always skipped, because it would ruin the weights",
+    )
     bf16_master_weights_and_grads: bool = setting(
         False, "keep master weights and gradients in bfloat16 too"
     )
@@ -175,7 +180,10 @@ class TorchAutocastSection:
         "bf16", "dtype of the autocast region", spellings=_SPELLINGS
     )
     lower_precision_safe_modules: list[str] | None = setting(
-        None, "module classes whose gradients may be reduced in the lower dtype"
+        None,
+        "module classes whose gradients may be reduced in the lower dtype",
+        only=None,
+        otherwise="use communication_data_type, which holds for all gradients",
     )
 
 
@@ -205,22 +213,36 @@ class SchedulerSection:
 class ParallelWriteSection:
     """Who writes what of a checkpoint."""
 
-    pipeline_stage: bool = setting(False, "each pipeline stage writes its own layers")
+    pipeline_stage: bool = setting(
+        False, "each pipeline stage writes its own layers: always so here"
+    )
 
 
 @dataclass(frozen=True)
 class WriterSection:
     """How checkpoint files are written."""
 
-    type: str | None = setting(None, "name of the writer; null for the default")
-    io_buffer_size: int = setting(64 * 2**20, "bytes of one write buffer", gt=0, size=True)
-    io_buffer_double: bool = setting(True, "fill one buffer while another is written")
-    show_statistics: bool = setting(False, "log bytes and seconds of each file")
+    type: str | None = setting(
+        None, "'fast' writes through ds-aio (direct I/O); null and other names: buffered files"
+    )
+    io_buffer_size: int = setting(
+        64 * 2**20, "bytes the fast writer has in flight at once", gt=0, size=True
+    )
+    io_buffer_double: bool = setting(
+        True, "fill one buffer while another is written: always so with the fast writer"
+    )
+    show_statistics: bool = setting(False, "log bytes and seconds of each save")
     data_parallel: Literal["replica", "socket", "machine"] | None = setting(
-        None, "ranks that share the writing of replicated state"
+        None, "ranks that share the writing of replicated state: all of them, always"
     )
     decoupled: bool = setting(False, "save in the background while training goes on")
-    io_multiplier: int = setting(1, "further writers for each rank", ge=1)
+    io_multiplier: int = setting(
+        1,
+        "further writers for each rank",
+        ge=1,
+        only=1,
+        otherwise="one writer a rank keeps the device busy",
+    )
 
 
 @dataclass(frozen=True)
@@ -230,11 +252,19 @@ class CheckpointSection:
     tag_validation: Literal["Ignore", "Warn", "Fail"] = setting(
         "Warn", "what to do if ranks give different tags"
     )
-    load_universal: bool = setting(False, "the checkpoint to load is a universal one")
-    use_node_local_storage: bool = setting(
-        False, "the folder is not shared: every node keeps its own ranks' files", auto=True
+    load_universal: bool = setting(
+        False, "the checkpoint to load may be of another layout: always so here"
     )
-    checkpoint_serialization: bool = setting(True, "write tensors through their serialised form")
+    use_node_local_storage: bool = setting(
+        False,
+        "the folder is not shared: every node keeps its own ranks' files",
+        auto=True,
+        only=False,
+        otherwise="save to a folder that all nodes share",
+    )
+    checkpoint_serialization: bool = setting(
+        True, "pickle tensors into files; either way nothing is ever pickled here"
+    )
     parallel_write: ParallelWriteSection = setting(
         ParallelWriteSection, "who writes what of a checkpoint"
     )

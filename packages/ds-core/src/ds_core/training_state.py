@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch import Tensor
 
 from ds_core.checkpoint import AsyncSaver, Checkpoint, open_checkpoint, save
 from ds_core.contracts import LoadWhat, TensorShard
@@ -30,12 +31,14 @@ class SaveOptions:
         exclude_frozen: leave out parameters that do not require a gradient.
         saver: write in the background; None returns when all is on disk.
         progress: told how many bytes were just written.
+        tensor_writer: writes one safetensors file, instead of the built-in writer.
     """
 
     save_latest: bool = True
     exclude_frozen: bool = False
     saver: AsyncSaver | None = None
     progress: Callable[[int], object] | None = None
+    tensor_writer: Callable[[Path, Mapping[str, Tensor]], object] | None = None
 
 
 def save_engine(
@@ -55,6 +58,8 @@ def save_engine(
     shards: Iterable[TensorShard] = engine.strategy.shards()
     if options.exclude_frozen:
         shards = (shard for shard in shards if not shard.frozen)
+    if options.tensor_writer is not None:
+        shards = list(shards)
     arguments: dict[str, Any] = {
         "shards": shards,
         "state": _state(engine),
@@ -62,6 +67,7 @@ def save_engine(
         "rank_state": _random_state(),
         "save_latest": options.save_latest,
         "progress": options.progress,
+        "tensor_writer": options.tensor_writer,
     }
     if options.saver is not None:
         return options.saver.save(directory, tag, **arguments)
