@@ -70,7 +70,7 @@ def dynamic_config(folder, **changes):
     return {"data_efficiency": {"enabled": True, "seed": 42, "data_sampling": sampling}}
 
 
-def dynamic(folder, **changes):
+def dynamic_parts(folder, **changes):
     from deepspeed.runtime.data_pipeline.data_sampling.variable_batch_size_and_lr import (
         get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed,
     )
@@ -84,6 +84,11 @@ def dynamic(folder, **changes):
         batch_seqlens_fn=lambda batch: (batch[..., 0] != 0).sum(1),
     )
     engine.lr_scheduler = schedule
+    return engine, loader, schedule
+
+
+def dynamic(folder, **changes):
+    engine, loader, schedule = dynamic_parts(folder, **changes)
     rates, weights = [], []
     for _ in range(2):
         schedule.step(0)
@@ -120,6 +125,35 @@ def test_one_shape_a_batch_where_the_pipeline_needs_it(tmp_path):
     shapes = [call["shape"] for call in seen]
     steps = [set(shapes[at : at + 4]) for at in range(0, len(shapes), 4)]
     assert {len(step) for step in steps} == {1}
+
+
+def dynamic_steps(parts, number):
+    """Up to `number` steps from where the loader is; what each saw and its rate."""
+    engine, loader, schedule = parts
+    schedule.step(0)
+    seen, steps = [], engine.gradient_accumulation_steps()
+    for micro, batch in zip(range(number * steps), loader, strict=False):
+        seen.append((tuple(batch.shape), float(batch.sum()), engine.get_lr()[0]))
+        engine.backward(engine(batch))
+        engine.step()
+        assert micro < number * steps
+    return seen
+
+
+def dynamic_resume(folder):
+    whole = dynamic_steps(dynamic_parts(folder), 6)
+    first = dynamic_parts(folder)
+    seen = dynamic_steps(first, 2)
+    first[0].save_checkpoint(f"{folder}/checkpoint")
+    second = dynamic_parts(folder)
+    second[0].load_checkpoint(f"{folder}/checkpoint")
+    return whole, seen + dynamic_steps(second, 4)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_checkpoint_resumes_dynamic_batches_in_the_middle_of_an_epoch(tmp_path, world_size):
+    for whole, resumed in run_ranks(dynamic_resume, world_size, str(tmp_path)):
+        assert resumed == whole
 
 
 def curriculum(folder):

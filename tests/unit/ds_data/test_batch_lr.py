@@ -84,6 +84,18 @@ def test_step_zero_goes_back_to_the_first_batch_without_restarting_the_schedule(
     assert schedule.get_lr() == pytest.approx([0.25 * 1.0])
 
 
+def test_step_zero_goes_to_the_batch_that_a_resumed_loader_begins_with():
+    first = [0]
+    schedule = VariableBatchLR(
+        optimizer(), base_batch_size=8, batch_sizes=SIZES, first_batch=lambda: first[0]
+    )
+    first[0] = 2
+    schedule.step(0)
+    assert schedule.get_lr() == [0.5]
+    schedule.step(1)
+    assert schedule.get_lr() == [2.0]
+
+
 def test_sizes_may_change_between_epochs():
     sizes = [[8, 16]]
     target = optimizer()

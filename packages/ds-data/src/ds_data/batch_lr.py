@@ -61,6 +61,8 @@ class VariableBatchLR:
         batch_sizes: size of each batch of an epoch, or a callable that returns them (asked at
             each step, so that it may change from epoch to epoch).
         method: `linear`, `sqrt` or `none`, see `scale_lr`.
+        first_batch: where `step(0)` goes: the batch that the coming iteration over the data begins
+            with, 0 unless a loader was resumed in mid-epoch. Always 0 if None.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class VariableBatchLR:
         base_batch_size: float,
         batch_sizes: Sequence[int] | Callable[[], Sequence[int]],
         method: Scaling | None = "linear",
+        first_batch: Callable[[], int] | None = None,
     ) -> None:
+        self._first_batch = first_batch
         is_optimizer = isinstance(schedule_or_optimizer, Optimizer)
         self._schedule: Any = None if is_optimizer else schedule_or_optimizer
         self._optimizer: Optimizer = (
@@ -107,13 +111,15 @@ class VariableBatchLR:
         return scale_lr(self.base_batch_size, size, 1.0, self.method)
 
     def step(self, epoch: int | None = None) -> None:
-        """Go to the next batch; with `epoch=n`, to batch `n` of the epoch (0: its start).
+        """Go to the next batch; with `epoch=n`, to batch `n` of the epoch (0: where the coming
+        iteration over the data begins).
 
         Only the plain call moves the schedule underneath: going back to the start of the data
         does not restart a warm-up.
         """
         if epoch is not None:
-            self._batch = epoch
+            begin = self._first_batch if epoch == 0 else None
+            self._batch = epoch if begin is None else begin()
         else:
             self._batch += 1
             if self._batch >= len(self.batch_sizes()):

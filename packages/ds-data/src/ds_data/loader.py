@@ -102,6 +102,10 @@ class VariableBatchLoader:
         """Samples of each effective batch of this epoch (for `VariableBatchLR`)."""
         return self.plan.batch_sizes  # type: ignore[return-value]
 
+    def first_batch(self) -> int:
+        """The effective batch that the coming iteration begins with: 0, except after a resume."""
+        return self._segments[-1][1] // self.micro_batches if self._resumed else 0
+
     def token_count(self) -> int:
         """Real tokens of the micro-batch handed out last: its weight in a mean over tokens."""
         return int(self.plan.tokens[self._last()])

@@ -108,6 +108,7 @@ def variable_batches(
         base_batch_size=base_batch_size,
         batch_sizes=loader.batch_sizes,
         method=lr_scaling,
+        first_batch=loader.first_batch,
     )
     return loader, rate
 
@@ -184,5 +185,6 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size(
             base_batch_size=effective_batch_size,
             batch_sizes=loader.batch_sizes,
             method=lr_scaling_method,
+            first_batch=loader.first_batch,
         )
     return loader, rate, {"dataset": dataset, "rules": rules, **settings}

@@ -11,6 +11,7 @@ from deepspeed.config import Config
 from deepspeed.config.faults import Findings
 from deepspeed.config.validate import read_section
 from ds_core.errors import ConfigError
+from ds_core.hooks import HookList
 from ds_data import (
     CurriculumLoader,
     CurriculumRule,
@@ -22,6 +23,7 @@ from ds_data import (
     get_dataloader_and_lr_scheduler_for_variable_batch_size,
     sample_lengths,
 )
+from ds_data.hooks import StateHook
 from ds_data.sections import CurriculumMetric, DataEfficiencySection, DynamicBatching
 
 
@@ -140,8 +142,9 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
         dataset_filter_ids: the samples to use; all if None.
 
     Returns:
-        The loader of this rank, the schedule (set it as `engine.lr_scheduler`), and what is
-        needed to build another loader of the same batches.
+        The loader of this rank, the schedule (set it as `engine.lr_scheduler`), and, with the
+        lengths, the arguments of another loader of the same batches. The engine's checkpoints
+        hold the place of the loader: call this before `load_checkpoint` to resume in mid-epoch.
     """
     section, dynamic = _dynamic_batching(engine.configuration)
     sampling = section.data_sampling
@@ -157,7 +160,7 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
     assert dynamic.max_tokens is not None  # the section refuses it
     batch, data = engine.configuration.batch, engine.groups.data
     pipeline = _is_pipeline(engine)
-    return get_dataloader_and_lr_scheduler_for_variable_batch_size(
+    loader, schedule, built = get_dataloader_and_lr_scheduler_for_variable_batch_size(
         dataset=dataset,
         dataset_seqlens=dataset_seqlens,
         max_tokens=dynamic.max_tokens,
@@ -184,6 +187,14 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
         drop_last=dynamic.drop_last,
         window=dynamic.shuffle_window,
     )
+    keep_state(engine, "dynamic_batching", loader)
+    return loader, schedule, built
+
+
+def keep_state(engine: Any, key: str, owner: Any) -> None:
+    """Put `owner.state_dict()` into the engine's checkpoints from now on."""
+    others = [hook for hook in engine.hooks.hooks if hook.key != key]
+    engine.hooks = HookList([*others, StateHook(key, owner)])
 
 
 def _dynamic_batching(configuration: Config) -> tuple[DataEfficiencySection, DynamicBatching]:

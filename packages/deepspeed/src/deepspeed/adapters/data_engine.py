@@ -90,9 +90,8 @@ class DataAnswers:
 
     def curriculum_io(self, dataset: Any, collate_fn: Any, *, drop_last: bool) -> Any:
         """The loader of `data_sampling`; its state joins the engine's checkpoints."""
-        from deepspeed.adapters.data import curriculum_loader, data_efficiency
+        from deepspeed.adapters.data import curriculum_loader, data_efficiency, keep_state
         from ds_data import Shares
-        from ds_data.hooks import StateHook
 
         batch, data = self.configuration.batch, self.groups.data  # type: ignore[attr-defined]
         shares = Shares(
@@ -109,7 +108,7 @@ class DataAnswers:
             drop_last=drop_last,
         )
         loader.post_process = self._post_process
-        self.hooks = HookList([*self.hooks.hooks, StateHook("data_sampler", loader)])
+        keep_state(self, "data_sampler", loader)
         return loader
 
     def set_data_post_process_func(
