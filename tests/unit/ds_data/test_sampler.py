@@ -112,6 +112,18 @@ def test_the_end_is_counted_in_samples(drop_last):
     assert len(batches) == len(sampler)
 
 
+def test_an_incomplete_end_is_alike_on_every_rank():
+    ranks = [
+        CurriculumSampler(
+            45, Shares(micro_batch_size=3, rank=rank, world_size=4), num_epochs=1, drop_last=False
+        )
+        for rank in range(4)
+    ]
+    sizes = [[len(batch) for batch in sampler] for sampler in ranks]
+    assert sizes == [[3, 3, 3, 3]] * 4
+    assert len(ranks[0]) == 4
+
+
 @pytest.mark.parametrize("workers", [(0, 0), (0, 2), (2, 4)])
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_resume_follows_what_was_handed_out(workers, stop):

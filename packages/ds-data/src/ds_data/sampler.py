@@ -133,7 +133,8 @@ class CurriculumSampler:
         shares: how a batch is dealt out.
         rules: curriculum metrics by name; none: plain shuffled epochs.
         num_epochs: the end: `num_epochs * num_samples` samples.
-        drop_last: leave out the last batch if it is incomplete.
+        drop_last: leave out the last batch if it is incomplete; otherwise it is filled up until
+            all ranks have equally many samples.
         cluster_path: directory that receives the members of each cluster, or None.
     """
 
@@ -171,8 +172,7 @@ class CurriculumSampler:
     def __len__(self) -> int:
         """Micro-batches for this rank from the start to the end of training."""
         whole, rest = divmod(self._total, self._shares.global_batch_size)
-        chunk = self._shares.micro_batch_size * self._shares.world_size
-        last = 0 if self._drop_last else -(-rest // chunk)
+        last = 0 if self._drop_last else -(-rest // self._chunk)
         return whole * self._shares.accumulation_steps + last
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -181,12 +181,14 @@ class CurriculumSampler:
             wanted = min(size, self._total - self._consumed)
             if wanted <= 0 or (wanted < size and self._drop_last):
                 return
+            wanted += -wanted % self._shares.world_size  # the end too is alike on every rank
             before = self._state()
             done, self._done_in_batch = self._done_in_batch, 0
             batch = self.next_global_batch(wanted)
             for begin in range(done, wanted, chunk):
-                first = begin + self._shares.rank * self._shares.micro_batch_size
                 passed = min(begin + chunk, wanted)
+                each = (passed - begin) // self._shares.world_size
+                first = begin + self._shares.rank * each
                 state = self._state()
                 if passed < wanted:  # the whole batch is drawn again, from the state before it
                     now = state["current_difficulties"]
@@ -194,7 +196,7 @@ class CurriculumSampler:
                 self._snapshots.append(state)
                 if not self._marking:
                     self._snapshots = self._snapshots[-1:]
-                yield batch[first : first + self._shares.micro_batch_size].tolist()
+                yield batch[first : first + each].tolist()
 
     @property
     def _chunk(self) -> int:
