@@ -3,7 +3,8 @@
 Every tensor argument takes one tensor or a sequence of them (several parameters in one call, which
 share threads). Tensors are contiguous CPU memory in float32, bfloat16 or float16, in any mixture
 (the moments of one parameter share a dtype); slices of flat buffers are welcome. Arithmetic is
-float32. Results do not depend on the number of threads or on where a buffer is cut.
+float32; numbers below 1.2e-38 count as zero. Results do not depend on the number of threads or
+on where a buffer is cut.
 
 With `queue` the call returns at once and `wait()` on its result blocks; without, the result is
 already done. `grad_scale` multiplies every gradient before use (unscaling and clipping in one).

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "parallel.h"
+#include "subnormals.h"
 
 namespace ds {
 namespace {
@@ -52,6 +53,7 @@ void for_pieces(const Plan& plan, int threads, const Work& work) {
   const auto useful = 1 + plan.elements / elements_a_thread;
   const int team = static_cast<int>(std::min<std::int64_t>(std::max(threads, 1), useful));
   parallel_for(plan.tasks(), team, [&](std::int64_t task) {
+    [[maybe_unused]] const FlushSubnormals flush;
     for (std::size_t i = plan.starts[task]; i < plan.starts[task + 1]; ++i) work(i);
   });
 }

@@ -42,10 +42,11 @@ inline void store_bf16(std::uint16_t* p, V x) {
 inline V load_f16(const std::uint16_t* p) {
   const std::uint32_t half = *p;
   const std::uint32_t sign_bit = (half & 0x8000u) << 16;
-  const std::uint32_t body = (half & 0x7fffu) << 13;
-  if ((half & 0x7c00u) == 0x7c00u) return as_float(sign_bit | 0x7f800000u | body);
-  // Multiplying by 2^112 shifts the exponent bias and makes subnormal halves normal floats.
-  return as_float(sign_bit | as_bits(as_float(body) * 0x1p112f));
+  const std::uint32_t body = half & 0x7fffu;
+  // Subnormal halves are normal floats: 2^-24 a unit.
+  const std::uint32_t small = as_bits(static_cast<float>(body) * 0x1p-24f);
+  const std::uint32_t rebias = (body >= 0x7c00u ? 224u : 112u) << 23;
+  return as_float(sign_bit | (body < 0x400u ? small : (body << 13) + rebias));
 }
 
 inline void store_f16(std::uint16_t* p, V x) {
