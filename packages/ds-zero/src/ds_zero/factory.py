@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 
+from ds_core.contracts import TensorStore
+from ds_core.errors import ConfigError
 from ds_core.precision.cast import cast_module
 from ds_zero.coordinator import Limits
 from ds_zero.fully_sharded import FullySettings, FullySharded
 from ds_zero.leaves import find_leaves
-from ds_zero.owned import Residence
+from ds_zero.offload import Swapped
+from ds_zero.params import shard_of
 from ds_zero.sections import ZeroSection
 from ds_zero.sharded import Sharded, ShardedSettings
 from ds_zero.strategy import Offload, Setup
+
+MakeStore = Callable[[Path], TensorStore]
+"""Makes a store in a private folder below the given one."""
 
 
 def make(
@@ -22,29 +30,45 @@ def make(
     setup: Setup,
     *,
     device: torch.device | None = None,
-    make_residence: Callable[[], Residence] | None = None,
+    make_store: MakeStore | None = None,
 ) -> Sharded | FullySharded:
     """The strategy that `section` asks for, over `setup.module`.
 
     Args:
-        section: stage 1, 2 or 3; a module built by `zero.Init` needs stage 3.
+        section: stage 1, 2 or 3; a module built by `zero.Init` gets stage 3.
         setup: `module` is where the user made it and in the user's format.
         device: where it computes.
-        make_residence: makes what keeps optimizer state on nvme.
+        make_store: for what the section wants on nvme.
     """
+    if section.stage == 3 or any(shard_of(param) for param in setup.module.parameters()):
+        return _fully_sharded(section, setup, device, make_store)
+    return _sharded(section, setup, device, make_store)
+
+
+def _offload(section: ZeroSection, make_store: MakeStore | None) -> Offload:
     optimizer = section.offload_optimizer
-    offload = Offload(
-        part=optimizer.ratio if optimizer.device != "none" else 0.0,
-        pin_memory=optimizer.pin_memory,
-        residence=make_residence if optimizer.device == "nvme" else None,
-    )
-    if section.stage == 3:
-        return _fully_sharded(section, setup, offload, device)
-    return _sharded(section, setup, offload, device)
+    if optimizer.device == "none":
+        return Offload()
+    residence = None
+    if optimizer.device == "nvme":
+        store = _store(optimizer.nvme_path, make_store)
+        residence = partial(_swapped, store, optimizer.pipeline_read, optimizer.pipeline_write)
+    return Offload(part=optimizer.ratio, pin_memory=optimizer.pin_memory, residence=residence)
+
+
+def _swapped(store: Callable[[], TensorStore], read_ahead: bool, write_behind: bool) -> Swapped:
+    return Swapped(store(), read_ahead=read_ahead, write_behind=write_behind)
+
+
+def _store(path: Path | None, make_store: MakeStore | None) -> Callable[[], TensorStore]:
+    if make_store is None:
+        raise ConfigError("zero_optimization: device 'nvme' needs a tensor store; install ds-aio")
+    assert path is not None, "checked by the section"
+    return partial(make_store, path)
 
 
 def _sharded(
-    section: ZeroSection, setup: Setup, offload: Offload, device: torch.device | None
+    section: ZeroSection, setup: Setup, device: torch.device | None, make_store: MakeStore | None
 ) -> Sharded:
     setup = _placed(setup, device)
     settings = ShardedSettings(
@@ -59,14 +83,16 @@ def _sharded(
         step_elements=max(section.sub_group_size, 1),
         require_used=not section.ignore_unused_parameters,
         round_weights=not section.load_from_fp32_weights,
-        offload=offload,
+        offload=_offload(section, make_store),
     )
     return Sharded(setup, settings)
 
 
 def _fully_sharded(
-    section: ZeroSection, setup: Setup, offload: Offload, device: torch.device | None
+    section: ZeroSection, setup: Setup, device: torch.device | None, make_store: MakeStore | None
 ) -> FullySharded:
+    param = section.offload_param
+    on_nvme = param.device == "nvme"
     settings = FullySettings(
         bucket_elements=section.reduce_bucket_size,
         overlap=section.overlaps,
@@ -86,7 +112,10 @@ def _fully_sharded(
         ),
         require_used=not section.ignore_unused_parameters,
         round_weights=not section.load_from_fp32_weights,
-        offload=offload,
+        offload=_offload(section, make_store),
+        weights_store=_store(param.nvme_path, make_store) if on_nvme else None,
+        weights_in_memory=param.max_in_cpu,
+        shares_on_host=param.device != "none",
         device=device,
         dtype=setup.precision.compute_dtype,
     )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ds_core.contracts import WEIGHT, LoadWhat, Pending, ShardReader, StepReport, TensorShard
+from ds_core.contracts import (
+    WEIGHT,
+    LoadWhat,
+    Pending,
+    ShardReader,
+    StepReport,
+    TensorShard,
+    TensorStore,
+)
 from ds_core.naming import named_buffers
 from ds_zero.access import Access
 from ds_zero.assist import Assistance, Key
@@ -19,6 +27,7 @@ from ds_zero.coordinator import Coordinator, Limits
 from ds_zero.exchange import Exchange
 from ds_zero.gathered import gathered
 from ds_zero.gradients import ShardedGradients
+from ds_zero.offload import SwappedWeights
 from ds_zero.params import Shard, finish_gather, hide, join_gather, shard_of, start_gather
 from ds_zero.plan import Slice, bucket_limit
 from ds_zero.state import Loader, group_facts, owned_shards, sharded_frozen, whole_shards
@@ -39,6 +48,9 @@ class FullySettings:
         persist: parameters up to this many elements stay whole between uses.
         persist_total: most elements that stay whole, all together.
         limits: how much is gathered at a time.
+        shares_on_host: shares of parameters lie in host memory, page-locked if masters are.
+        weights_store: makes the store that holds shares of parameters between uses, or None.
+        weights_in_memory: most elements of shares that stay in memory all the same.
         device, dtype: where parameters compute, and in which format; None leaves them alone.
     """
 
@@ -54,6 +66,9 @@ class FullySettings:
     require_used: bool = False
     round_weights: bool = False
     offload: Offload = field(default_factory=Offload)
+    shares_on_host: bool = False
+    weights_store: Callable[[], TensorStore] | None = None
+    weights_in_memory: int = 0
     device: torch.device | None = None
     dtype: torch.dtype | None = None
 
@@ -71,6 +86,7 @@ class FullySharded:
         settings = settings or FullySettings()
         self._module, self._comm = setup.module, setup.groups.data
         self._round_weights = settings.round_weights
+        self._shares_on_host = settings.shares_on_host
         exchange = Exchange(
             self._comm,
             reduce_scatter=settings.reduce_scatter,
@@ -93,6 +109,7 @@ class FullySharded:
         )
         for unit in self._units:
             self._bind(unit)
+        offload, self._swapped = self._swap_weights(settings)
         gradients = ShardedGradients(
             self._units,
             exchange,
@@ -108,11 +125,14 @@ class FullySharded:
             self._units,
             gradients,
             segment_limit=settings.step_elements,
-            offload=settings.offload,
+            offload=offload,
             require_used=settings.require_used,
             original=before.original,
         )
         before.forget()
+        if self._swapped is not None:
+            for unit in (unit for unit in self._units if unit.weights_leave):
+                self._swapped.take(unit, list(self._places(unit)))
         self.optimizer = self._update.owned.optimizer
         self.access = Access(self._update, self._comm)
         _choose_kept(self._facts, settings.persist, settings.persist_total)
@@ -190,7 +210,7 @@ class FullySharded:
         Loader(owned, self._facts, frozen, self._module).load(reader, facts, what)
         if what.weights:
             for segment in owned.segments:
-                with owned.resident(segment, changed=self._round_weights):
+                with owned.resident(segment, changed=True):
                     owned.refresh_weights([segment])
                     if self._round_weights and segment.is_master:
                         segment.master.copy_(segment.weights)
@@ -207,8 +227,11 @@ class FullySharded:
         self._handles = []
         self.coordinator.unwatch()
         self.coordinator.drop_all(kept_too=True)
+        if self._swapped is not None:
+            self._swapped.bring_back()
         for param in self._facts:
             shard = _shard(param)
+            shard.fetch_local = None
             start_gather([shard])
             finish_gather([shard])
             param.data = param.data.clone()
@@ -225,15 +248,34 @@ class FullySharded:
 
     def _bind(self, unit: Unit) -> None:
         """Let the shares of the unit's parameters lie in one flat memory."""
-        unit.weights = torch.zeros(unit.share, dtype=unit.dtype, device=unit.device)
-        offset = 0
-        for param in unit.params:
-            shard = _shard(param)
+        host = self._shares_on_host and unit.device.type != "cpu"
+        device = torch.device("cpu") if host else unit.device
+        unit.weights = torch.zeros(unit.share, dtype=unit.dtype, device=device, pin_memory=host)
+        for offset, shard in self._places(unit):
             place = unit.weights[offset : offset + shard.width]
             place.copy_(shard.local)
             shard.bind(place)
             shard.on_edit = partial(self._take_edit, unit, offset)
-            offset += shard.width
+
+    def _places(self, unit: Unit) -> Iterator[tuple[int, Shard]]:
+        """The shards of a unit's parameters, by their offset in its flat memory."""
+        offset = 0
+        for param in unit.params:
+            yield offset, _shard(param)
+            offset += _shard(param).width
+
+    def _swap_weights(self, settings: FullySettings) -> tuple[Offload, SwappedWeights | None]:
+        """Choose the units whose weights leave memory, and what takes them."""
+        offload = settings.offload
+        if settings.weights_store is None:
+            return offload, None
+        inner = offload.residence() if offload.residence is not None else None
+        swapped = SwappedWeights(settings.weights_store(), inner)
+        kept = 0
+        for unit in self._units:
+            kept += unit.share
+            unit.weights_leave = kept > settings.weights_in_memory
+        return replace(offload, residence=lambda: swapped, swaps=inner is not None), swapped
 
     def _take_edit(self, unit: Unit, offset: int, own: Tensor) -> None:
         """Masters of a parameter start again from edited values."""
@@ -244,9 +286,10 @@ class FullySharded:
             if segment.unit is not unit or low >= high or not segment.is_master:
                 continue
             with owned.resident(segment, changed=True), torch.no_grad():
-                segment.master[low - segment.begin : high - segment.begin].copy_(
-                    own[low - offset : high - offset]
-                )
+                place = slice(low - segment.begin, high - segment.begin)
+                segment.master[place].copy_(own[low - offset : high - offset])
+                if unit.weights_leave:
+                    segment.weights[place].copy_(own[low - offset : high - offset])
 
     def _watch(self, param: nn.Parameter) -> None:
         shard = _shard(param)

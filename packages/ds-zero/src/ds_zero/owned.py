@@ -61,6 +61,12 @@ class Segment:
 class Residence(Protocol):
     """Where masters and moments lie between steps."""
 
+    def admit(self, segment: Segment) -> None:
+        """Take over the master of a new segment, before the optimizer exists."""
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """Learn whose state the moments are."""
+
     def prefetch(self, segment: Segment) -> None:
         """Start bringing the segment in."""
 
@@ -79,6 +85,10 @@ class Residence(Protocol):
 
 class InMemory:
     """The residence of what never leaves memory."""
+
+    def admit(self, segment: Segment) -> None: ...
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None: ...
 
     def prefetch(self, segment: Segment) -> None: ...
 
@@ -114,7 +124,12 @@ class OwnedState:
         self.optimizer = optimizer
         self.flat_step = flat_step
         self.residence: Residence = residence or InMemory()
+        self.residence.begin(optimizer)
         self._swaps = residence is not None
+        if self._swaps and optimizer.state:
+            for segment in self.segments:  # state that the optimizer came with
+                with self.resident(segment, changed=True):
+                    pass
 
     def step(
         self,
@@ -305,32 +320,35 @@ def make_segments(
     units: Sequence[Unit],
     *,
     limit: int,
-    master: Callable[[Unit, int, int], Tensor],
+    master: Callable[[Unit, int, int], tuple[Tensor, bool]],
+    residence: Residence,
 ) -> list[Segment]:
     """Cut each unit's share into runs of at most `limit` elements, ends aligned.
 
     Args:
-        master: `master(unit, begin, end)` makes what the optimizer updates for a run; returns
-            the run of `unit.weights` itself where no copy is needed.
+        master: `master(unit, begin, end)` makes what the optimizer updates for a run (the run of
+            `unit.weights` itself where no copy is needed), and says whether it leaves memory.
+        residence: takes each master over at once, so that not all are in memory together.
     """
     segments = []
     for unit in units:
         for begin in range(0, max(unit.share, 1), max(limit, 1)):
             end = min(begin + limit, unit.share)
             weights = unit.weights[begin:end]
-            own = master(unit, begin, end)
+            own, leaves = master(unit, begin, end)
             is_same = own.data_ptr() == weights.data_ptr() and own.dtype == weights.dtype
-            segments.append(
-                Segment(
-                    key=f"unit{unit.index}-{begin}",
-                    unit=unit,
-                    begin=begin,
-                    end=end,
-                    weights=weights,
-                    slices=cut(unit.slices, begin, end),
-                    master=weights if is_same else own,
-                )
+            segment = Segment(
+                key=f"unit{unit.index}-{begin}",
+                unit=unit,
+                begin=begin,
+                end=end,
+                weights=weights,
+                slices=cut(unit.slices, begin, end),
+                master=weights if is_same else own,
             )
+            if leaves:
+                residence.admit(segment)
+            segments.append(segment)
     return segments
 
 
@@ -387,6 +405,6 @@ def _carry_over(
 def _share_of(value: Any, shape: torch.Size, piece: Slice, part: Part) -> Any:
     if not torch.is_tensor(value) or value.shape != shape or value.dim() == 0:
         return value.clone() if torch.is_tensor(value) else value
-    own = torch.zeros_like(part.param, dtype=value.dtype, requires_grad=False)
+    own = torch.zeros(part.end - part.begin, dtype=value.dtype, device=part.param.device)
     own[: piece.length] = value.reshape(-1)[piece.start : piece.start + piece.length]
     return own

@@ -19,7 +19,7 @@ from ds_core.optimizers import MakeOptimizer
 from ds_core.precision import PrecisionSettings
 from ds_core.reduction import RootScale, is_model_parallel
 from ds_zero.gradients import ShardedGradients
-from ds_zero.owned import OwnedState, Residence, Segment, make_segments, point_optimizer
+from ds_zero.owned import InMemory, OwnedState, Residence, Segment, make_segments, point_optimizer
 from ds_zero.plan import Slice, cut
 from ds_zero.units import Fact, Unit, needs_master
 
@@ -59,12 +59,14 @@ class Offload:
     Attributes:
         part: fraction of them that lies on the host, from the first unit on.
         pin_memory: page-lock that memory.
-        residence: makes what swaps them out of memory between steps; None keeps them.
+        residence: makes what brings them to memory for a step; None keeps everything there.
+        swaps: masters and moments leave memory (else only weights do).
     """
 
     part: float = 0.0
     pin_memory: bool = False
     residence: Callable[[], Residence] | None = None
+    swaps: bool = True
 
 
 def parameter_facts(
@@ -111,19 +113,17 @@ class ShardedUpdate:
             self.gate.scaler, world_size=setup.groups.data.world_size, predivide=setup.predivide
         )
         self._params = [param for unit in units for param in unit.params]
+        residence = offload.residence() if offload.residence is not None else None
         masters = _Masters(setup, units, offload, original or no_originals)
-        segments = make_segments(units, limit=segment_limit, master=masters.make)
+        segments = make_segments(
+            units, limit=segment_limit, master=masters.make, residence=residence or InMemory()
+        )
         self.group_names = [
             [facts[p].name if p in facts else "?" for p in group["params"]]
             for group in setup.param_groups
         ]
         optimizer = point_optimizer(setup.param_groups, segments, setup.optimizer)
-        residence = None if offload.residence is None else offload.residence()
         self.owned = OwnedState(segments, optimizer, flat_step=setup.flat_step, residence=residence)
-        if residence is not None:
-            for segment in segments:
-                residence.leave(segment, changed=True)
-            residence.drain()
 
     def backward(
         self, loss: Tensor, *, sync: bool, divisor: float, retain_graph: bool = False
@@ -236,24 +236,26 @@ class _Masters:
         self._setup, self._offload, self._original = setup, offload, original
         self._left = math.ceil(sum(unit.share for unit in units) * offload.part)
 
-    def make(self, unit: Unit, begin: int, end: int) -> Tensor:
+    def make(self, unit: Unit, begin: int, end: int) -> tuple[Tensor, bool]:
+        """What the optimizer updates, and whether it leaves memory between steps."""
         weights = unit.weights[begin:end]
         on_host = self._left > 0
         self._left -= (end - begin) if on_host else 0
-        moves = on_host and (unit.device.type != "cpu" or self._offload.residence is not None)
+        leaves = on_host and self._offload.residence is not None and self._offload.swaps
+        moves = leaves or unit.weights_leave or (on_host and unit.device.type != "cpu")
         wants_fp32 = needs_master(unit.dtype, self._setup.precision)
         if not moves and not wants_fp32:
-            return weights
+            return weights, False
         dtype = torch.float32 if wants_fp32 else unit.dtype
         device = torch.device("cpu") if on_host else unit.device
-        pin = self._offload.pin_memory and moves and torch.accelerator.is_available()
+        pin = self._offload.pin_memory and on_host and torch.accelerator.is_available()
         own = torch.empty(end - begin, dtype=dtype, device=device, pin_memory=pin)
         own.copy_(weights)
         for piece in cut(unit.slices, begin, end):
             original = self._original(unit, piece)
             if original is not None:
                 own[piece.offset : piece.offset + piece.length].copy_(original)
-        return own
+        return own, leaves
 
 
 def no_originals(_unit: Unit, _piece: Slice) -> None:

@@ -62,6 +62,7 @@ class Unit:
         dtype: format of the parameters.
         accumulate: format of their gradients' sum.
         weights: this rank's share of the parameters, flat; the memory they live in.
+        weights_leave: that memory does not stay between uses.
     """
 
     index: int
@@ -74,6 +75,7 @@ class Unit:
     accumulate: torch.dtype
     device: torch.device
     weights: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
+    weights_leave: bool = False
 
     @property
     def label(self) -> str:
