@@ -135,12 +135,23 @@ class PipelineEngine(Engine):
             raise PipelineError("train_batch() needs gradients; use eval_batch() under no_grad()")
         self.train()
         micro_batches = self.window.accumulation_steps
-        self.strategy.root = self.strategy.loss_scale / micro_batches
-        self._pass = _Pass(training=True, micro_batches=micro_batches)
         plans = _plans(self.pipeline_schedule, self.num_stages, micro_batches, self.module.chunks)
-        self._run_pass(plans, data_iter)
+        self.run_plans(plans, micro_batches=micro_batches, training=True, data_iter=data_iter)
         assert self.agg_train_loss is not None
         return self.agg_train_loss
+
+    def run_plans(
+        self,
+        plans: Plans,
+        *,
+        micro_batches: int,
+        training: bool,
+        data_iter: Iterator[Any] | None = None,
+    ) -> None:
+        """Do this stage's part of any schedule; `plans(stage)` says what each stage does."""
+        self.strategy.root = self.strategy.loss_scale / micro_batches
+        self._pass = _Pass(training=training, micro_batches=micro_batches)
+        self._run_pass(plans, data_iter)
 
     def eval_batch(
         self,

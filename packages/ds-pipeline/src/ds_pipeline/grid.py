@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.distributed as dist
 
 from ds_core.errors import ConfigError
 from ds_pipeline.topology import PipeDataParallelTopology, ProcessTopology
 
-Group = dist.ProcessGroup | None
+Group = Any  # a ProcessGroup, or None where torch.distributed is not initialised
 
 
 class PipelineParallelGrid:
@@ -103,7 +104,7 @@ class PipelineParallelGrid:
     def get_data_parallel_world_size(self) -> int:
         return self.data_parallel_size
 
-    def get_data_parallel_group(self) -> Group:
+    def get_data_parallel_group(self) -> Any:
         return self.dp_group
 
     def get_data_parallel_group_ranks(self) -> list[int]:
@@ -116,7 +117,7 @@ class PipelineParallelGrid:
     def get_model_parallel_world_size(self) -> int:
         return len(self._model)
 
-    def get_model_parallel_group(self) -> Group:
+    def get_model_parallel_group(self) -> Any:
         """The ranks that hold one replica together."""
         return self.model_group
 

@@ -89,6 +89,7 @@ class PipelineModule(nn.Module):
         self.activation_checkpoint_func = activation_checkpoint_func
         self.checkpointable_layers = checkpointable_layers
         self.micro_offset = 0
+        self.method = partition_method
         self._specs = list(layers)
         self.parts = self._divide(partition_method, example_input)
         self.tied_modules = nn.ModuleDict()
