@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from ds_kernels import BackendError, CPUAdam, backend
+from ds_kernels import BackendError, CPUAdam, backend, report
 
 
 def test_every_level_of_the_machine_can_be_demanded(level: str) -> None:
@@ -54,3 +54,16 @@ def test_a_demanded_level_without_the_module_fails_with_file_and_remedy(
     monkeypatch.setitem(sys.modules, "ds_kernels._native", None)
     with pytest.raises(BackendError, match=r"ds_kernels/_native.*reinstall ds-kernels"):
         backend.select()
+
+
+def test_the_report_names_path_and_reason_of_every_operation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(backend.FORCE_VARIABLE, raising=False)
+    rows = {row.name: row for row in report()}
+    assert rows["cpu_adam"].path == backend.available()[-1]
+    assert {"cpu_lamb", "fused_adam", "fp_quantizer", "muon"} <= set(rows)
+    assert all(row.reason and "\n" not in row.reason for row in rows.values())
+    monkeypatch.setitem(sys.modules, "ds_kernels._native", None)
+    assert report()[0].path == "torch"
+    assert "ds_kernels/_native" in report()[0].reason

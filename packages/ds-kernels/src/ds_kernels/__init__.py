@@ -7,6 +7,7 @@ from ds_kernels.fused import FusedAdam, FusedLamb, FusedLion
 from ds_kernels.lamb import CPULamb
 from ds_kernels.lion import CPULion
 from ds_kernels.pending import PendingStep, StepQueue
+from ds_kernels.reporting import ReportRow, report
 from ds_kernels.sgd import CPUSGD
 from ds_kernels.steps import adagrad_step, adam_step, lamb_step, lion_step, sgd_step
 
@@ -26,11 +27,13 @@ __all__ = [
     "KernelError",
     "OptionError",
     "PendingStep",
+    "ReportRow",
     "StepQueue",
     "TensorError",
     "adagrad_step",
     "adam_step",
     "lamb_step",
     "lion_step",
+    "report",
     "sgd_step",
 ]
