@@ -1,0 +1,27 @@
+"""Byte counts as people write them."""
+
+from __future__ import annotations
+
+_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes in `1048576`, `128K`, `1M` or `4G`.
+
+    Raises:
+        ValueError: The text is no such size.
+    """
+    plain = str(text).strip().upper().removesuffix("B").removesuffix("I")
+    unit = plain[-1:] if plain[-1:] in _FACTORS else ""
+    try:
+        return int(float(plain.removesuffix(unit)) * _FACTORS[unit])
+    except ValueError:
+        raise ValueError(f"{text!r} is no size: write 1048576, 128K, 1M or 4G") from None
+
+
+def show_size(count: int) -> str:
+    """The shortest exact way to write a byte count."""
+    for unit in "GMK":
+        if count and count % _FACTORS[unit] == 0:
+            return f"{count // _FACTORS[unit]}{unit}"
+    return str(count)
