@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+
 from support.ranks import RankFailure, run_ranks
 
 
