@@ -21,7 +21,7 @@ def example(metrics_path, stages):
     )
 
 
-@pytest.mark.parametrize("stages", [0])
+@pytest.mark.parametrize("stages", [0, 2])
 def test_example_learns_on_two_processes(tmp_path, stages):
     for losses in run_ranks(example, 2, str(tmp_path), stages):
         assert sum(losses[-5:]) < sum(losses[:5]) / 2
