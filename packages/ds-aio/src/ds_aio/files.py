@@ -67,8 +67,12 @@ class File:
         return self._start([(spans(b, writable=False), offset) for b, offset in pieces], write=True)
 
     def wait(self) -> int:
-        """Waits for everything under way; the number of transfers. Raises the first error."""
-        pending, self._pending = self._pending, []
+        """Waits for everything under way; the number of transfers.
+
+        Raises:
+            TransferError: The first that no `wait` of a transfer has raised yet.
+        """
+        pending, self._pending = [t for t in self._pending if not t.waited], []
         first: BaseException | None = None
         for transfer in pending:
             try:

@@ -46,6 +46,7 @@ class StagedTransfer:
         self._offset = offset
         self._ready = _mark(tensor.device)
         self._error: BaseException | None = None
+        self.waited = False
         self._thread = threading.Thread(target=self._run, args=(write,), name="ds_aio staging")
         self._thread.start()
 
@@ -64,6 +65,7 @@ class StagedTransfer:
     def wait(self) -> None:
         """Blocks until done; raises the error of the work; may be called again."""
         self._thread.join()
+        self.waited = True
         if self._error is not None:
             raise self._error
 

@@ -16,6 +16,9 @@ class Transfer:
 
     The memory belongs to the transfer until it is done. It is kept alive meanwhile; letting go of a
     transfer that is still under way blocks until it is done.
+
+    Attributes:
+        waited: Somebody has waited for it, and so knows of an error.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Transfer:
         self._offset = offset
         self._wanted = wanted
         self._on_done = on_done
+        self.waited = False
 
     def done(self) -> bool:
         """True once `wait` would not block."""
@@ -50,6 +54,7 @@ class Transfer:
             TransferError: With path, offset, wanted and done bytes.
         """
         self._request.wait()
+        self.waited = True
         outcome = self._request.outcome()
         # Lets go of the buffers and, after the last transfer, of the file.
         self._request = Ended(outcome)
