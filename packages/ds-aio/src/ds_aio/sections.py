@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
-# ds_nvme_tune has always printed switches as strings.
-Switch = bool | Literal["true", "false"]
+# Older releases of ds_nvme_tune print switches as strings.
+_SPELLINGS = {"true": True, "false": False}
+
+
+def _switch(default: bool, doc: str) -> Any:
+    return field(default=default, metadata={"doc": doc, "spellings": _SPELLINGS})
 
 
 @dataclass(frozen=True)
@@ -29,20 +33,13 @@ class AioSection:
             "aliases": ("thread_count",),
         },
     )
-    single_submit: Switch = field(
-        default=False, metadata={"doc": "Hand transfers to the kernel one by one, not in batches."}
-    )
-    overlap_events: Switch = field(
-        default=True, metadata={"doc": "Send further transfers while earlier ones are under way."}
-    )
-    use_gds: Switch = field(
-        default=False,
-        metadata={"doc": "Move device tensors with GPUDirect Storage; fails where that is absent."},
-    )
+    single_submit: bool = _switch(False, "Hand transfers to the kernel one by one, not in batches.")
+    overlap_events: bool = _switch(True, "Send further transfers while earlier ones are under way.")
+    use_gds: bool = _switch(False, "Move device tensors with GPUDirect Storage; fails without it.")
 
     def __post_init__(self) -> None:
         for name in ("single_submit", "overlap_events", "use_gds"):
             value = getattr(self, name)
-            if isinstance(value, str):
-                # The one place where a frozen section changes: strings become what they mean.
-                object.__setattr__(self, name, value == "true")
+            if value in _SPELLINGS:
+                # The one place where a frozen section changes: words become what they mean.
+                object.__setattr__(self, name, _SPELLINGS[value])

@@ -254,8 +254,8 @@ def make_store(
         options=Options(
             block_size=section.block_size,
             queue_depth=section.queue_depth,
-            single_submit=bool(section.single_submit),
-            overlap_events=bool(section.overlap_events),
+            single_submit=section.single_submit,
+            overlap_events=section.overlap_events,
             intra_op_parallelism=section.intra_op_parallelism,
         ),
     )
