@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from deepspeed import registry
 from deepspeed.config import Config
 from deepspeed.precision import compute_dtype
-from ds_core.contracts import FlatStep
+from ds_core.contracts import FlatStep, TensorStore
 from ds_core.forward_only import ForwardOnly
 from ds_core.groups import Groups
 from ds_core.optimizers import MakeOptimizer
@@ -108,7 +109,16 @@ def _sharded(parts: Parts, section: Any) -> Any:
         predivide=parts.predivide,
         flat_step=flat_step_for(parts.config, parts.optimizer),
     )
-    return make(section, setup, device=parts.device)
+    return make(section, setup, device=parts.device, make_store=_store_maker(parts.config))
+
+
+def _store_maker(config: Config) -> Callable[[Path], TensorStore] | None:
+    """Makes stores for what is offloaded to NVMe, with the settings of the `aio` section."""
+    make = registry.find("tensor_stores", "nvme")
+    if make is None:
+        return None
+    section = config.section("aio") if "aio" in config.installed else None
+    return lambda directory: make(directory, section)
 
 
 def flat_step_for(config: Config, optimizer: object) -> FlatStep | None:
