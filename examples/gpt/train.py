@@ -31,7 +31,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=HERE / "runs" / "default", help="results folder"
     )
-    parser.add_argument("--steps", type=int, default=160, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=120, help="optimizer steps")
     parser.add_argument("--save-every", type=int, default=40, help="steps between checkpoints")
     parser.add_argument("--valid-every", type=int, default=20, help="steps between validations")
     parser.add_argument("--valid-batches", type=int, default=4, help="batches of one validation")

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed import ProcessGroup as ProcessGroup
+from torch.distributed import ReduceOp as ReduceOp
 from torch.distributed.device_mesh import init_device_mesh
 
-from deepspeed.distributed import device_type, init_distributed, local_rank
+from deepspeed.distributed import device_type, local_rank
+from deepspeed.distributed import init_distributed as init_distributed
 from ds_core.comm import Taps
 from ds_core.contracts import CommEvent
 
@@ -159,50 +161,3 @@ has_reduce_scatter_tensor = has_all_reduce_coalesced = has_coalescing_manager = 
 )
 
 default_pg_timeout = timedelta(minutes=10)
-
-__all__ = [
-    "ProcessGroup",
-    "ReduceOp",
-    "TAPS",
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "allgather_fn",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "default_pg_timeout",
-    "destroy_process_group",
-    "gather",
-    "get_all_ranks_from_group",
-    "get_global_rank",
-    "get_local_rank",
-    "get_rank",
-    "get_world_group",
-    "get_world_size",
-    "has_all_gather_into_tensor",
-    "has_all_reduce_coalesced",
-    "has_coalescing_manager",
-    "has_reduce_scatter_tensor",
-    "inference_all_reduce",
-    "init_distributed",
-    "initialize_mesh_device",
-    "irecv",
-    "is_available",
-    "is_initialized",
-    "isend",
-    "monitored_barrier",
-    "new_group",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_fn",
-    "reduce_scatter_tensor",
-    "scatter",
-    "send",
-]
