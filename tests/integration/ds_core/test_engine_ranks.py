@@ -268,3 +268,50 @@ def test_a_checkpoint_of_two_ranks_resumes_on_any_number_bit_for_bit(tmp_path, r
         assert loaded.keys() == saved.keys()
         for name, value in saved.items():
             assert torch.equal(loaded[name], value), name
+
+
+class HalfEach:
+    """A Megatron-style `mpu`: two model-parallel ranks, one data-parallel rank each."""
+
+    def __init__(self):
+        self._alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+
+    def get_data_parallel_group(self):
+        return self._alone
+
+    def get_model_parallel_group(self):
+        return dist.group.WORLD
+
+
+def train_halves(folder):
+    """Each rank holds half of a layer under the same name; the norm and clipping are global."""
+    torch.manual_seed(dist.get_rank())
+    module = nn.Linear(2, 2, bias=False)
+    module.weight.tensor_model_parallel = True
+    groups = make_groups(HalfEach())
+    strategy = Replicated(
+        module,
+        parameter_groups(module.parameters()),
+        lambda params: torch.optim.SGD(params, lr=1.0),
+        groups=groups,
+        precision=PrecisionSettings(),
+        settings=ReplicatedSettings(max_norm=1.0),
+    )
+    scope = f"mp{groups.model.rank:02d}."
+    engine = Engine(module, strategy, groups=groups, state_scope=scope)
+    before = module.weight.detach().clone()
+    engine.backward(engine(torch.tensor([[3.0, 4.0]])).sum())
+    norm = engine.step().grad_norm
+    save_engine(engine, folder, "t")
+    after = module.weight.detach().clone()
+    with torch.no_grad():
+        module.weight.zero_()
+    load_engine(engine, folder).close()
+    assert torch.equal(module.weight, after)
+    return norm, (before - after).norm().item()
+
+
+def test_a_model_cut_over_an_mpu_is_clipped_and_saved_as_a_whole(tmp_path):
+    (norm, moved), (other_norm, other_moved) = run_ranks(train_halves, 2, str(tmp_path))
+    assert norm == other_norm == pytest.approx(10.0)  # 2 ranks x 2 rows of (3, 4)
+    assert (moved**2 + other_moved**2) ** 0.5 == pytest.approx(1.0, rel=1e-5)

@@ -163,6 +163,7 @@ def build_engine(
         schedule=schedule,
         hooks=_make_hooks(model, config, groups, strategy.optimizer),
         autocast=autocast_context(config, device.type),
+        state_scope="" if groups.model.world_size == 1 else f"mp{groups.model.rank:02d}.",
     )
     if "activation_checkpointing" in config.sections:
         _configure_checkpointing(config, mpu)

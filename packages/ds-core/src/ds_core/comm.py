@@ -240,25 +240,26 @@ class Communicator:
         )
 
     def _report_waiting(self, what: str) -> str:
+        """Post where this rank waits, and tell where the others do."""
         store = dist.distributed_c10d._get_default_store()
-        prefix = f"ds_core/waiting/{self.name}/"
-        lines = []
+        keys = [f"ds_core/waiting/{self.name}/{rank}" for rank in range(self.world_size)]
+        lines, silent = [], []
         try:
-            store.set(f"{prefix}{self.rank}", what)
-            for rank in range(self.world_size):
-                key = f"{prefix}{rank}"
-                deadline = time.monotonic() + 1.0
-                while not store.check([key]) and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                found = store.check([key])
-                place = (
-                    f"waits in {store.get(key).decode()}"
-                    if found
-                    else ("has not arrived at any collective of this group, or is gone")
-                )
-                lines.append(f"  rank {rank}: {place}")
+            store.set(keys[self.rank], what)
+            deadline = time.monotonic() + 1.5
+            while not store.check(keys) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            for rank, key in enumerate(keys):
+                if store.check([key]):
+                    lines.append(f"  rank {rank}: waits in {store.get(key).decode()}")
+                else:
+                    silent.append(str(rank))
         except (RuntimeError, ConnectionError) as error:
-            lines.append(f"  (the other ranks cannot be asked: {error})")
+            return f"  (the other ranks cannot be asked: {error})"
+        if silent:
+            who = "rank " if len(silent) == 1 else "ranks "
+            verb = "has not arrived at any collective of this group, or is gone"
+            lines.append(f"  {who}{', '.join(silent)}: {verb}")
         return "\n".join(lines)
 
 

@@ -51,6 +51,8 @@ class Engine(nn.Module):
         micro_batch_size: samples of one micro-batch on one rank; for counting samples.
         accumulation_steps: micro-batches of a window.
         schedule: moves the learning rate after each applied step, or None.
+        state_scope: set before names in checkpoints where ranks hold different tensors under the
+            same names (model-parallel ranks of an `mpu`); "" where names are enough.
         hooks: called around the phases of a step, in this order.
         autocast: makes the context that forward runs in, e.g. `torch.autocast`.
     """
@@ -66,12 +68,14 @@ class Engine(nn.Module):
         schedule: Schedule | None = None,
         hooks: Iterable[Hook] = (),
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        state_scope: str = "",
     ) -> None:
         super().__init__()
         self.module = module
         self.strategy = strategy
         self.groups = groups
         self.schedule = schedule
+        self.state_scope = state_scope
         self.counters = Counters()
         self.window = AccumulationWindow(accumulation_steps, groups.data)
         self.last_report: StepReport | None = None

@@ -6,7 +6,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ds_core.checkpoint import AsyncSaver, Checkpoint, open_checkpoint, save
-from ds_core.contracts import LoadWhat, TensorShard
+from ds_core.contracts import LoadWhat, ShardReader, TensorShard
 from ds_core.engine import Counters, Engine
 from ds_core.errors import CheckpointError
 
@@ -55,7 +55,7 @@ def save_engine(
     for what a kill leaves, and for errors.
     """
     options = options or SaveOptions()
-    shards: Iterable[TensorShard] = engine.strategy.shards()
+    shards: Iterable[TensorShard] = scoped(engine.strategy.shards(), engine.state_scope)
     if options.exclude_frozen:
         shards = (shard for shard in shards if not shard.frozen)
     if options.tensor_writer is not None:
@@ -99,7 +99,8 @@ def load_engine(
     checkpoint = open_checkpoint(directory, tag, comm=engine.groups.world)
     try:
         state = checkpoint.state
-        engine.strategy.load(checkpoint.reader, state.get("strategy", {}), what=what)
+        reader = ScopedReader(checkpoint.reader, engine.state_scope)
+        engine.strategy.load(reader, state.get("strategy", {}), what=what)
         if schedule:
             _restore_schedule(engine, state.get("schedule"))
         if progress:
@@ -117,6 +118,44 @@ def load_weights(engine: Engine, directory: str | os.PathLike[str], tag: str | N
     """Take only parameters and buffers from a checkpoint."""
     what = LoadWhat(weights=True, optimizer=False)
     load_engine(engine, directory, tag, what=what, schedule=False, progress=False).close()
+
+
+def scoped(shards: Iterable[TensorShard], scope: str) -> Iterable[TensorShard]:
+    """`shards` with `scope` before their names."""
+    if not scope:
+        return shards
+    return (
+        replace(
+            shard,
+            name=scope + shard.name,
+            aliases=tuple(scope + alias for alias in shard.aliases),
+        )
+        for shard in shards
+    )
+
+
+@dataclass(frozen=True)
+class ScopedReader:
+    """A `ShardReader` that sees only the names below `scope`, without it."""
+
+    reader: ShardReader
+    scope: str
+
+    def slots(self, name: str) -> frozenset[str]:
+        return self.reader.slots(self.scope + name)
+
+    def shape(self, name: str, slot: str) -> tuple[int, ...]:
+        return self.reader.shape(self.scope + name, slot)
+
+    def dtype(self, name: str, slot: str) -> torch.dtype:
+        return self.reader.dtype(self.scope + name, slot)
+
+    def read(self, name: str, slot: str, start: int, out: Tensor) -> None:
+        self.reader.read(self.scope + name, slot, start, out)
+
+    def names(self) -> Iterable[str]:
+        size = len(self.scope)
+        return (name[size:] for name in self.reader.names() if name.startswith(self.scope))
 
 
 def _state(engine: Engine) -> dict[str, Any]:
