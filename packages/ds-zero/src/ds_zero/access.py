@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -28,10 +28,17 @@ class Access:
     Args:
         update: the step whose state this is.
         comm: the data-parallel group.
+        publish: called after a write to `WEIGHT`, on every rank.
     """
 
-    def __init__(self, update: ShardedUpdate, comm: Communicator) -> None:
-        self._update, self._comm = update, comm
+    def __init__(
+        self,
+        update: ShardedUpdate,
+        comm: Communicator,
+        *,
+        publish: Callable[[nn.Parameter], None],
+    ) -> None:
+        self._update, self._comm, self._publish = update, comm, publish
         self._where: dict[nn.Parameter, list[tuple[Segment, Slice]]] = {
             param: [] for unit in update.units for param in unit.params
         }
@@ -45,10 +52,14 @@ class Access:
     def full(self, param: nn.Parameter, slot: str) -> Tensor | None:
         """The whole value of `slot`, in the parameter's shape; None if there is none."""
         fact = self._update.facts[param]
+        if slot == GRADIENT and not self._update.gradients.reduced:
+            return None
         box = torch.zeros(fact.numel + 1, device=param.device)
         for piece, own in self._pieces(param, slot):
             box[piece.start : piece.start + piece.length] = own
             box[-1] = 1
+        if slot == GRADIENT:
+            box[-1] = param in self._update.gradients.used()
         self._comm.all_reduce(box, label=f"{slot} of {fact.name}").wait()
         return box[:-1].view(fact.shape) if box[-1] > 0 else None
 
@@ -68,6 +79,8 @@ class Access:
         flat = value.detach().reshape(-1)
         for piece, own in self._pieces(param, slot, changed=True):
             own.copy_(flat[piece.start : piece.start + piece.length])
+        if slot == WEIGHT:
+            self._publish(param)
 
     def set_local(self, param: nn.Parameter, slot: str, value: Tensor) -> None:
         """Overwrite what this rank owns of `slot` with flat `value`."""
@@ -81,6 +94,8 @@ class Access:
         for piece, own in self._pieces(param, slot, changed=True):
             own.copy_(flat[offset : offset + piece.length])
             offset += piece.length
+        if slot == WEIGHT:
+            self._publish(param)
 
     def _pieces(
         self, param: nn.Parameter, slot: str, *, changed: bool = False
@@ -90,7 +105,7 @@ class Access:
             place = slice(piece.offset, piece.offset + piece.length)
             with self._resident(segment, slot, changed), torch.no_grad():
                 if slot == GRADIENT:
-                    if param in self._update.gradients.used() or self._comm.world_size > 1:
+                    if self._update.gradients.reduced:
                         yield piece, self._update.gradient(segment)[place]
                 elif slot == WEIGHT:
                     yield piece, segment.master[place]

@@ -92,6 +92,8 @@ class Coordinator:
         inside: set[int] = set()
         for leaf in self._leaves.values():
             inside |= {id(child) for child in leaf.modules() if child is not leaf}
+            for shard in self._own(leaf):
+                shard.in_leaf = True
         for child in self._module.modules():
             if id(child) not in inside:
                 self.watch_module(child)

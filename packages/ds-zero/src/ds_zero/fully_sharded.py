@@ -28,8 +28,17 @@ from ds_zero.exchange import Exchange
 from ds_zero.gathered import gathered
 from ds_zero.gradients import ShardedGradients
 from ds_zero.offload import SwappedWeights
-from ds_zero.params import Shard, finish_gather, hide, join_gather, shard_of, start_gather
+from ds_zero.params import (
+    Shard,
+    ZeroParamStatus,
+    finish_gather,
+    hide,
+    join_gather,
+    shard_of,
+    start_gather,
+)
 from ds_zero.plan import Slice, bucket_limit
+from ds_zero.safe import hide_access, show_access
 from ds_zero.state import Loader, group_facts, owned_shards, sharded_frozen, whole_shards
 from ds_zero.strategy import Offload, Setup, ShardedUpdate, parameter_facts
 from ds_zero.units import Unit, make_units, one_by_one, trained
@@ -134,7 +143,8 @@ class FullySharded:
             for unit in (unit for unit in self._units if unit.weights_leave):
                 self._swapped.take(unit, list(self._places(unit)))
         self.optimizer = self._update.owned.optimizer
-        self.access = Access(self._update, self._comm)
+        self.access = Access(self._update, self._comm, publish=self._weights_changed)
+        show_access(self.access, list(self._facts))
         _choose_kept(self._facts, settings.persist, settings.persist_total)
         self.coordinator = Coordinator(setup.module, settings.limits, leaves=leaves)
         self._by_index = [_shard(param) for param in self._facts]
@@ -236,12 +246,19 @@ class FullySharded:
             finish_gather([shard])
             param.data = param.data.clone()
             hide(shard)
+        hide_access(list(self._facts))
         self._by_index = []
         if self._exchange.assist is not None:
             self._exchange.assist.close()
             self._exchange.assist = None
         self._update.gradients.release()
         self._update.owned.residence.close()
+
+    def _weights_changed(self, param: nn.Parameter) -> None:
+        """A share was written: what is gathered of it is out of date."""
+        shard = _shard(param)
+        if shard.status is not ZeroParamStatus.NOT_AVAILABLE:
+            self.coordinator.drop(shard)
 
     def _join(self, key: Key) -> Pending:
         return join_gather([self._by_index[index] for index in key])

@@ -119,3 +119,9 @@ def _mark(modules: Iterable[nn.Module], flag: bool, strict: bool, what: str) -> 
     for module in found:
         set_z3_leaf_module(module, flag)
     return found
+
+
+def z3_leaf_parameter(model: nn.Parameter) -> bool:
+    """Whether a parameter is gathered as part of a leaf module."""
+    shard = shard_of(model)
+    return shard is not None and shard.in_leaf

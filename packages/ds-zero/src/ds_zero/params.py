@@ -43,6 +43,7 @@ class Shard:
         name: the parameter's name in messages.
         index: its place in the table of all parameters, once a strategy owns it.
         keeps: stays whole between uses.
+        in_leaf: belongs to a module that is gathered as one.
         fetch_local: starts copying the share to a given tensor, where `local` is not in memory.
         on_edit: told this rank's new values, without padding, when an edit replaced them.
     """
@@ -55,6 +56,7 @@ class Shard:
         self.name = name or f"parameter {self.number}"
         self.index = -1
         self.keeps = False
+        self.in_leaf = False
         self.users: set[int] = set()
         self.device = param.device
         self.local = torch.empty(0, dtype=param.dtype)

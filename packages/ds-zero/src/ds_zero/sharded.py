@@ -18,6 +18,7 @@ from ds_zero.access import Access
 from ds_zero.exchange import Exchange
 from ds_zero.gradients import ShardedGradients
 from ds_zero.plan import Slice, bucket_limit
+from ds_zero.safe import hide_access, show_access
 from ds_zero.state import Loader, group_facts, owned_shards, whole_shards
 from ds_zero.strategy import Offload, Setup, ShardedUpdate, parameter_facts
 from ds_zero.units import Unit, end_to_end, make_units, trained
@@ -107,7 +108,8 @@ class Sharded:
             original=partial(_original, setup.originals),
         )
         self.optimizer = self._update.owned.optimizer
-        self.access = Access(self._update, self._comm)
+        self.access = Access(self._update, self._comm, publish=self._gather_unit_of)
+        show_access(self.access, list(self._facts))
         self._handles = [
             param.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
             for unit in self._units
@@ -210,6 +212,7 @@ class Sharded:
                 for param in unit.params:
                     param.data = param.data.clone()
         self._handles = []
+        hide_access(list(self._facts))
         self._flat.clear()
         self._update.gradients.release()
         self._update.owned.residence.close()
@@ -232,6 +235,11 @@ class Sharded:
             offset += fact.numel
         unit.weights = flat.view(world, -1)[self._comm.rank] if unit.share else flat
         return flat
+
+    def _gather_unit_of(self, param: nn.Parameter) -> None:
+        for unit in self._units:
+            if any(param is member for member in unit.params):
+                self._exchange.all_gather(self._flat[unit], label=f"weights of {unit.label}").wait()
 
     def _gather_weights(self) -> None:
         pending = [
