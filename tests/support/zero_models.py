@@ -49,9 +49,13 @@ def two_groups(module: nn.Module) -> list[dict[str, Any]]:
     """Matrices decay, vectors do not."""
     params = [p for p in module.parameters() if p.requires_grad]
     return [
-        {"params": [p for p in params if p.dim() > 1], "weight_decay": 0.1},
-        {"params": [p for p in params if p.dim() == 1], "weight_decay": 0.0},
+        {"params": [p for p in params if _dims(p) > 1], "weight_decay": 0.1},
+        {"params": [p for p in params if _dims(p) == 1], "weight_decay": 0.0},
     ]
+
+
+def _dims(param: nn.Parameter) -> int:
+    return len(getattr(param, "ds_shape", param.shape))
 
 
 def engine_of(
