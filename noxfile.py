@@ -24,7 +24,7 @@ ORDER = ["ds-core", *LEAVES, "ds-zero", "ds-pipeline", "deepspeed"]
 PACKAGES = [name for name in ORDER if (ROOT / "packages" / name / "pyproject.toml").exists()]
 BUILD = ["hatchling", "editables", "scikit-build-core", "pybind11", "cmake", "ninja"]
 RUNTIME = ["torch", "numpy", "safetensors", "pydantic", "tqdm", "rich"]
-EXTRAS = ["tensorboard", "matplotlib", "psutil", "setuptools"]
+EXTRAS = ["tensorboard", "matplotlib", "psutil", "setuptools", "triton", "wandb", "comet_ml"]
 TESTING = ["pytest", "pytest-timeout", "hypothesis"]
 CHECKING = ["ruff", "mypy", "import-linter"]
 NEEDS = {
@@ -33,7 +33,7 @@ NEEDS = {
     "ds-pipeline": ["torch", "numpy", "safetensors", "matplotlib"],
     "ds-profiler": ["torch", "numpy", "rich", "tensorboard"],
     "ds-aio": ["torch", "numpy", "safetensors", "tqdm", "matplotlib"],
-    "ds-kernels": ["torch", "numpy"],
+    "ds-kernels": ["torch", "numpy", "triton"],
     "ds-data": ["torch", "numpy", "tqdm"],
     "deepspeed": ["torch", "numpy", "safetensors", "pydantic", "tqdm"],
 }
