@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ds_core.comm import Communicator
 from ds_core.contracts import WEIGHT
 from ds_core.errors import ConfigError
-from ds_zero.owned import Segment
 from ds_zero.plan import Slice, cut
+from ds_zero.segments import Segment
 from ds_zero.strategy import ShardedUpdate
 
 GRADIENT = "gradient"

@@ -115,6 +115,7 @@ def _fully_sharded(
         offload=_offload(section, make_store),
         weights_store=_store(param.nvme_path, make_store) if on_nvme else None,
         weights_in_memory=param.max_in_cpu,
+        check=section.enable_sanity_checks,
         shares_on_host=param.device != "none",
         device=device,
         dtype=setup.precision.compute_dtype,

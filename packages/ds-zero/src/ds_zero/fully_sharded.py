@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ds_core.comm import Communicator
 from ds_core.contracts import (
     WEIGHT,
     LoadWhat,
@@ -37,9 +38,11 @@ from ds_zero.params import (
     shard_of,
     start_gather,
 )
-from ds_zero.plan import Slice, bucket_limit
+from ds_zero.partition import Partition
+from ds_zero.plan import bucket_limit
 from ds_zero.safe import hide_access, show_access
 from ds_zero.state import Loader, group_facts, owned_shards, sharded_frozen, whole_shards
+from ds_zero.states import StateMover
 from ds_zero.strategy import Offload, Setup, ShardedUpdate, parameter_facts
 from ds_zero.units import Unit, make_units, one_by_one, trained
 
@@ -57,6 +60,8 @@ class FullySettings:
         persist: parameters up to this many elements stay whole between uses.
         persist_total: most elements that stay whole, all together.
         limits: how much is gathered at a time.
+        check: compare each collective over all ranks before it is made (on accelerators; messages
+            on the CPU are tagged with what they are anyway).
         shares_on_host: shares of parameters lie in host memory, page-locked if masters are.
         weights_store: makes the store that holds shares of parameters between uses, or None.
         weights_in_memory: most elements of shares that stay in memory all the same.
@@ -75,6 +80,7 @@ class FullySettings:
     require_used: bool = False
     round_weights: bool = False
     offload: Offload = field(default_factory=Offload)
+    check: bool = False
     shares_on_host: bool = False
     weights_store: Callable[[], TensorStore] | None = None
     weights_in_memory: int = 0
@@ -97,11 +103,11 @@ class FullySharded:
         self._round_weights = settings.round_weights
         self._shares_on_host = settings.shares_on_host
         exchange = Exchange(
-            self._comm,
+            _checked(self._comm) if settings.check else self._comm,
             reduce_scatter=settings.reduce_scatter,
             with_all_reduce=settings.with_all_reduce,
         )
-        before = _Partition(setup, settings, exchange)
+        before = Partition(setup, exchange, device=settings.device, dtype=settings.dtype)
         self._facts = parameter_facts(setup.module, lambda param: _shard(param).shape)
         for param, fact in self._facts.items():
             shard = _shard(param)
@@ -145,6 +151,9 @@ class FullySharded:
         self.optimizer = self._update.owned.optimizer
         self.access = Access(self._update, self._comm, publish=self._weights_changed)
         show_access(self.access, list(self._facts))
+        self._mover = StateMover(self._update, self._move_unit)
+        self.offload_states = self._mover.offload
+        self.reload_states = self._mover.reload
         _choose_kept(self._facts, settings.persist, settings.persist_total)
         self.coordinator = Coordinator(setup.module, settings.limits, leaves=leaves)
         self._by_index = [_shard(param) for param in self._facts]
@@ -274,6 +283,12 @@ class FullySharded:
             shard.bind(place)
             shard.on_edit = partial(self._take_edit, unit, offset)
 
+    def _move_unit(self, unit: Unit, weights: Tensor) -> None:
+        """Let the shares of the unit's parameters lie in `weights`."""
+        unit.weights = weights
+        for offset, shard in self._places(unit):
+            shard.bind(weights[offset : offset + shard.width])
+
     def _places(self, unit: Unit) -> Iterator[tuple[int, Shard]]:
         """The shards of a unit's parameters, by their offset in its flat memory."""
         offset = 0
@@ -336,44 +351,10 @@ class FullySharded:
                 yield fact, _shard(param), not param.requires_grad
 
 
-class _Partition:
-    """Cuts a module's parameters, one at a time, keeping fp32 values for the masters."""
-
-    def __init__(self, setup: Setup, settings: FullySettings, exchange: Exchange) -> None:
-        self._rank = exchange.rank
-        self._originals: dict[nn.Parameter, Tensor] = {}
-        module = setup.module
-        train = trained(setup.param_groups)
-        for param in list(dict.fromkeys(module.parameters())):
-            shard = shard_of(param)
-            if shard is None:
-                if settings.device is not None:
-                    param.data = param.data.to(settings.device)
-                shard = Shard(param, exchange)
-                shard.scatter_from(0)
-                shard.release()
-            target = settings.dtype if param.is_floating_point() else None
-            if target is not None and target != shard.local.dtype:
-                if shard.local.dtype == torch.float32 and param in train:
-                    self._originals[param] = shard.local
-                shard.recast(target)
-        if settings.device is not None:
-            module.to(settings.device)
-        if settings.dtype is not None:
-            module.to(settings.dtype)
-        for buffer in named_buffers(module).values():
-            exchange.comm.broadcast(buffer, 0, label="buffers").wait()
-
-    def original(self, unit: Unit, piece: Slice) -> Tensor | None:
-        """The fp32 values of a slice of a share."""
-        param = unit.params[piece.index]
-        if param not in self._originals:
-            return None
-        start = piece.start - self._rank * _shard(param).width
-        return self._originals[param][start : start + piece.length]
-
-    def forget(self) -> None:
-        self._originals.clear()
+def _checked(comm: Communicator) -> Communicator:
+    if comm.world_size == 1 or comm.device.type == "cpu":
+        return comm
+    return Communicator(comm.group, name=comm.name, taps=comm.taps, check=True)
 
 
 def _shard(param: nn.Parameter) -> Shard:

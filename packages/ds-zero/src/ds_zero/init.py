@@ -96,7 +96,8 @@ class Init:
         self._host = torch.device("cpu") if remote in ("cpu", "nvme") else None
         self._exchange = Exchange(Communicator(data_parallel_group, name="data"))
         self._wrapper = wrapper or (lambda: wrap_constructor)
-        self._override_apply = override_module_apply
+        zero = settings.get("zero_optimization") or {}
+        self._override_apply = override_module_apply and zero.get("override_module_apply", True)
         self._patches: list[tuple[Any, str, Any, bool]] = []
         self._building: list[nn.Module] = []
         self._outer: Init | None = None

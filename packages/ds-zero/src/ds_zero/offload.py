@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ds_core.contracts import WEIGHT as MASTER
 from ds_core.contracts import Pending, TensorStore
-from ds_zero.owned import InMemory, Part, Residence, Segment
 from ds_zero.params import Shard
+from ds_zero.segments import InMemory, Part, Residence, Segment
 from ds_zero.units import Unit
 
 _PAGE = 4096

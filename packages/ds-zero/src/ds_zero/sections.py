@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,11 @@ _LEAF_CLASSES = (
     "transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock",
     "transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock",
 )
+
+
+_ZEROPP = "ZeRO++ is not available; remove the key"
+_MICS = "MiCS is not available; remove the key"
+_SUPER = "super offload is not available; use device 'cpu' with a ratio below 1"
 
 
 def _key(default: Any, doc: str, **facts: Any) -> Any:
@@ -29,13 +34,17 @@ def _part(factory: Callable[[], Any], doc: str) -> Any:
     return field(default_factory=factory, metadata={"doc": doc})
 
 
-def _refuse(section: Any, path: str, reasons: Mapping[str, str]) -> None:
-    """Raise for every field of `reasons` that was set to something else than its default."""
-    found = []
-    for entry in fields(section):
-        if entry.name in reasons and getattr(section, entry.name) != entry.default:
-            value = getattr(section, entry.name)
-            found.append(f"{path}.{entry.name}={value!r}: {reasons[entry.name]}")
+def _refused(only: Any, otherwise: str) -> Any:
+    return _key(only, f"refused: {otherwise}", only=only, otherwise=otherwise)
+
+
+def _check_refused(section: Any, path: str) -> None:
+    """Raise for every field that has another value than the only one that can be served."""
+    found = [
+        f"{path}.{entry.name}={getattr(section, entry.name)!r}: {entry.metadata['otherwise']}"
+        for entry in fields(section)
+        if "only" in entry.metadata and getattr(section, entry.name) != entry.metadata["only"]
+    ]
     if found:
         raise ValueError("; ".join(found))
 
@@ -52,14 +61,13 @@ class OffloadOptimizerSection:
     pipeline_write: bool = _key(True, "write the last segment while this one steps")
     fast_init: bool = _key(False, "no effect: moments reach nvme with the first step, never before")
     ratio: float = _key(1.0, "part of the state that is offloaded; the rest stays", ge=0.0, le=1.0)
-    super_offload: bool = _key(False, "refused: needs a host with a coherent link to the device")
-    cpuadam_cores_perc: float = _key(0.8, "refused: belongs to super_offload", ge=0.0, le=1.0)
+    super_offload: bool = _refused(False, _SUPER)
+    cpuadam_cores_perc: float = _refused(0.8, _SUPER)
 
     def __post_init__(self) -> None:
         path = "zero_optimization.offload_optimizer"
         _needs_path(path, self.device, self.nvme_path)
-        reason = "super offload is not available; use device 'cpu' with a ratio below 1"
-        _refuse(self, path, {"super_offload": reason, "cpuadam_cores_perc": reason})
+        _check_refused(self, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +94,6 @@ class LeafModuleSection:
     name_suffixes: tuple[str, ...] = _key((), "ends of dotted names of modules")
 
 
-_ZEROPP = "ZeRO++ is not available; remove the key"
-_MICS = "MiCS is not available; remove the key"
-_REFUSED = {
-    "use_multi_rank_bucket_allreduce": "a bucket always spans all ranks; remove the key",
-    "legacy_stage1": "there is one stage 1; remove the key",
-    "zero_hpz_partition_size": _ZEROPP,
-    "zero_quantized_weights": _ZEROPP,
-    "zero_quantized_nontrainable_weights": _ZEROPP,
-    "zero_quantized_gradients": _ZEROPP,
-    "zeropp_loco_param": _ZEROPP,
-    "mics_shard_size": _MICS,
-    "mics_hierarchical_params_gather": _MICS,
-    "zenflow": "ZenFlow is not available; use offload_optimizer",
-    "pipeline_loading_checkpoint": "a rank reads its own part only; remove the key",
-    "save_muon_momentum_buffer_in_memory": "Muon cannot step on shards; remove the key",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class ZeroSection:
     """How optimizer state, gradients and parameters are sharded over data-parallel ranks."""
@@ -112,7 +102,9 @@ class ZeroSection:
     contiguous_gradients: bool = _key(True, "copy gradients into their bucket as they arrive")
     reduce_scatter: bool = _key(True, "reduce-scatter gradients; false: all-reduce, keep the share")
     reduce_bucket_size: int = _size(500_000_000, "most elements of a gradient bucket", ge=1)
-    use_multi_rank_bucket_allreduce: bool = _key(True, "refused if false: always so")
+    use_multi_rank_bucket_allreduce: bool = _refused(
+        True, "a bucket always spans all ranks; remove the key"
+    )
     allgather_partitions: bool = _key(True, "all-gather new weights; false: broadcast each share")
     allgather_bucket_size: int = _size(500_000_000, "most elements gathered by one collective")
     overlap_comm: bool | None = _key(None, "communicate during backward (default: yes)", auto=True)
@@ -129,7 +121,9 @@ class ZeroSection:
     offload_optimizer: OffloadOptimizerSection = _part(
         OffloadOptimizerSection, "optimizer state off the device"
     )
-    zenflow: dict[str, Any] | None = _key(None, "refused")
+    zenflow: dict[str, Any] | None = _refused(
+        None, "ZenFlow is not available; use offload_optimizer"
+    )
     sub_group_size: int = _size(1_000_000_000, "most elements stepped or swapped at once")
     cpu_offload: bool | None = _key(
         None, "optimizer state on the CPU", deprecated="offload_optimizer: {device: cpu}"
@@ -179,25 +173,29 @@ class ZeroSection:
         False, "gather one parameter at a time", aliases=("allgather_sequential",)
     )
     ignore_unused_parameters: bool = _key(True, "false: a parameter no rank used is an error")
-    legacy_stage1: bool = _key(False, "refused")
+    legacy_stage1: bool = _refused(False, "there is one stage 1; remove the key")
     round_robin_gradients: bool = _key(False, "deal tensors to buckets in turn, large and small")
-    zero_hpz_partition_size: int = _key(1, "refused above 1", ge=0)
-    zero_quantized_weights: bool = _key(False, "refused")
-    zero_quantized_nontrainable_weights: bool = _key(False, "refused")
-    zero_quantized_gradients: bool = _key(False, "refused")
-    zeropp_loco_param: dict[str, Any] | None = _key(None, "refused")
-    mics_shard_size: int = _key(-1, "refused above 0")
-    mics_hierarchical_params_gather: bool = _key(False, "refused")
+    zero_hpz_partition_size: int = _refused(1, _ZEROPP)
+    zero_quantized_weights: bool = _refused(False, _ZEROPP)
+    zero_quantized_nontrainable_weights: bool = _refused(False, _ZEROPP)
+    zero_quantized_gradients: bool = _refused(False, _ZEROPP)
+    zeropp_loco_param: dict[str, Any] | None = _refused(None, _ZEROPP)
+    mics_shard_size: int = _refused(-1, _MICS)
+    mics_hierarchical_params_gather: bool = _refused(False, _MICS)
     memory_efficient_linear: bool = _key(True, "keep gathered weights out of the autograd graph")
-    pipeline_loading_checkpoint: bool = _key(False, "refused")
+    pipeline_loading_checkpoint: bool = _refused(
+        False, "a rank reads its own part only; remove the key"
+    )
     override_module_apply: bool = _key(True, "zero.Init: Module.apply sees whole parameters")
     log_trace_cache_warnings: bool = _key(False, "log when the order of use changes")
     enable_sanity_checks: bool = _key(False, "compare what ranks are about to gather each time")
-    save_muon_momentum_buffer_in_memory: bool = _key(False, "refused")
+    save_muon_momentum_buffer_in_memory: bool = _refused(
+        False, "Muon cannot step on shards; remove the key"
+    )
     leaf_module: LeafModuleSection = _part(LeafModuleSection, "modules gathered as one")
 
     def __post_init__(self) -> None:
-        _refuse(self, "zero_optimization", _REFUSED)
+        _check_refused(self, "zero_optimization")
         _fold_deprecated(self)
         if self.offload_param.device != "none" and self.stage != 3:
             raise ValueError(

@@ -20,6 +20,7 @@ from ds_zero.gradients import ShardedGradients
 from ds_zero.plan import Slice, bucket_limit
 from ds_zero.safe import hide_access, show_access
 from ds_zero.state import Loader, group_facts, owned_shards, whole_shards
+from ds_zero.states import StateMover
 from ds_zero.strategy import Offload, Setup, ShardedUpdate, parameter_facts
 from ds_zero.units import Unit, end_to_end, make_units, trained
 
@@ -110,6 +111,9 @@ class Sharded:
         self.optimizer = self._update.owned.optimizer
         self.access = Access(self._update, self._comm, publish=self._gather_unit_of)
         show_access(self.access, list(self._facts))
+        self._mover = StateMover(self._update, self._move_unit)
+        self.offload_states = self._mover.offload
+        self.reload_states = self._mover.reload
         self._handles = [
             param.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
             for unit in self._units
@@ -235,6 +239,16 @@ class Sharded:
             offset += fact.numel
         unit.weights = flat.view(world, -1)[self._comm.rank] if unit.share else flat
         return flat
+
+    def _move_unit(self, unit: Unit, share: Tensor) -> None:
+        """Let the unit's parameters lie on the device of `share`."""
+        flat = self._flat[unit].to(share.device)
+        self._flat[unit] = flat
+        unit.weights = flat.view(self._comm.world_size, -1)[self._comm.rank]
+        offset = 0
+        for param, fact in zip(unit.params, unit.facts, strict=True):
+            param.data = flat[offset : offset + fact.numel].view(fact.shape)
+            offset += fact.numel
 
     def _gather_unit_of(self, param: nn.Parameter) -> None:
         for unit in self._units:

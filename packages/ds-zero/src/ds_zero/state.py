@@ -12,9 +12,10 @@ from ds_core.comm import Communicator
 from ds_core.contracts import BUFFER, WEIGHT, LoadWhat, ShardReader, TensorShard
 from ds_core.naming import named_buffers
 from ds_core.state import check_groups, fill, restore_groups, select, share
-from ds_zero.owned import OwnedState, Part, Segment
+from ds_zero.owned import OwnedState
 from ds_zero.params import Shard
 from ds_zero.plan import Slice, cut
+from ds_zero.segments import Part, Segment
 from ds_zero.units import Fact
 
 _SCALARS = frozenset({"step"})

@@ -19,8 +19,9 @@ from ds_core.optimizers import MakeOptimizer
 from ds_core.precision import PrecisionSettings
 from ds_core.reduction import RootScale, is_model_parallel
 from ds_zero.gradients import ShardedGradients
-from ds_zero.owned import InMemory, OwnedState, Residence, Segment, make_segments, point_optimizer
+from ds_zero.owned import OwnedState
 from ds_zero.plan import Slice, cut
+from ds_zero.segments import InMemory, Residence, Segment, make_segments, point_optimizer
 from ds_zero.units import Fact, Unit, needs_master
 
 
