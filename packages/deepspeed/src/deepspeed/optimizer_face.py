@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from deepspeed.engine import DeepSpeedEngine
+from ds_core.contracts import StepReport
+
+
+class SteppingEngine(Protocol):
+    """What this face needs of the engine behind it."""
+
+    strategy: Any
+    last_report: StepReport | None
+
+    def step(self) -> Any: ...
+
+    def backward(self, loss: Tensor, retain_graph: bool = False) -> Any: ...
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+    def loss_scale(self) -> float: ...
+
+    def dynamic_loss_scale(self) -> bool: ...
 
 
 class DeepSpeedOptimizer(torch.optim.Optimizer):
@@ -20,14 +36,14 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
     engine, so that a program which only ever calls these trains the same.
     """
 
-    def __init__(self, engine: DeepSpeedEngine) -> None:
+    def __init__(self, engine: SteppingEngine) -> None:
         # No super().__init__: groups and state belong to the inner optimizer.
         self.__dict__["_engine"] = engine
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The inner optimizer."""
-        engine: DeepSpeedEngine = self.__dict__["_engine"]
+        engine: SteppingEngine = self.__dict__["_engine"]
         inner: torch.optim.Optimizer = engine.strategy.optimizer
         return inner
 
