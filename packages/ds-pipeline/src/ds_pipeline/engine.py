@@ -102,6 +102,8 @@ class PipelineEngine(Engine):
     ) -> None:
         settings = pipeline or PipelineSettings()
         staged = StageStrategy(strategy, module, groups.model)
+        if module.grid.slice_parallel_size > 1:  # slices hold different pieces of one name
+            engine_arguments.setdefault("state_scope", f"model_{module.grid.slice_id:02d}.")
         super().__init__(module, staged, groups=groups, **engine_arguments)
         grid = module.grid
         self.grid, self.num_stages, self.stage_id = grid, module.num_stages, module.stage_id

@@ -36,9 +36,6 @@ class StageStrategy:
         self.optimizer = inner.optimizer
         self.root = 1.0
         names = ParameterNames(module)
-        self._prefix = ""
-        if module.grid.slice_parallel_size > 1:
-            self._prefix = f"model_{module.grid.slice_id:02d}."
         self._known = {*names.names.values(), *named_buffers(module)}
         self._known |= {alias for aliases in names.aliases.values() for alias in aliases}
         copies = module.ties.copies()
@@ -86,7 +83,7 @@ class StageStrategy:
     def shards(self) -> Iterable[TensorShard]:
         for shard in self.inner.shards():
             if shard.name not in self._copies:
-                yield self._renamed(shard)
+                yield shard
 
     def facts(self) -> dict[str, Any]:
         """Facts of all stages together; all ranks call this."""
@@ -106,19 +103,12 @@ class StageStrategy:
         return facts | {"numbers": numbers}
 
     def load(self, reader: ShardReader, facts: Mapping[str, Any], *, what: LoadWhat) -> None:
-        everyone = self._replica.all_gather_object({self._prefix + name for name in self._known})
-        anywhere: set[str] = set().union(*everyone)
-        self.inner.load(_StageReader(reader, self._prefix, self._known, anywhere), facts, what=what)
+        anywhere: set[str] = set().union(*self._replica.all_gather_object(self._known))
+        self.inner.load(_StageReader(reader, anywhere - self._known), facts, what=what)
 
     def close(self) -> None:
         self._module.ties.close()
         self.inner.close()
-
-    def _renamed(self, shard: TensorShard) -> TensorShard:
-        if not self._prefix:
-            return shard
-        aliases = tuple(self._prefix + alias for alias in shard.aliases)
-        return replace(shard, name=self._prefix + shard.name, aliases=aliases)
 
 
 def _tied(keys: Iterable[str]) -> list[list[str]]:
@@ -132,27 +122,13 @@ def _merged(parts: tuple[dict[str, Any], ...]) -> dict[str, Any]:
 
 
 class _StageReader:
-    """A checkpoint as one stage sees it: its own names, and those that no stage knows."""
+    """A checkpoint as one stage sees it: without the names that only other stages know."""
 
-    def __init__(
-        self, reader: ShardReader, prefix: str, known: set[str], anywhere: set[str]
-    ) -> None:
-        self._reader, self._prefix, self._known, self._anywhere = reader, prefix, known, anywhere
-
-    def slots(self, name: str) -> frozenset[str]:
-        return self._reader.slots(self._prefix + name)
-
-    def shape(self, name: str, slot: str) -> tuple[int, ...]:
-        return self._reader.shape(self._prefix + name, slot)
-
-    def dtype(self, name: str, slot: str) -> torch.dtype:
-        return self._reader.dtype(self._prefix + name, slot)
-
-    def read(self, name: str, slot: str, start: int, out: Tensor) -> None:
-        self._reader.read(self._prefix + name, slot, start, out)
+    def __init__(self, reader: ShardReader, others: set[str]) -> None:
+        self._others = others
+        self.slots, self.shape = reader.slots, reader.shape
+        self.dtype, self.read = reader.dtype, reader.read
+        self._names = reader.names
 
     def names(self) -> Iterable[str]:
-        for name in self._reader.names():
-            plain = name.removeprefix(self._prefix)
-            if plain in self._known or name not in self._anywhere:
-                yield plain
+        return (name for name in self._names() if name not in self._others)
