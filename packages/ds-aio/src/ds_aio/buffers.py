@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -16,9 +15,8 @@ from ds_aio.errors import UnfitBuffer
 BufferLike: TypeAlias = Any
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Memory of one buffer. `keep` owns it."""
+class Span(NamedTuple):
+    """Memory of one buffer. `keep` owns it. A tuple because there may be many of them."""
 
     address: int
     nbytes: int
@@ -50,7 +48,7 @@ def span(buffer: BufferLike, *, writable: bool) -> Span:
 
 
 def _tensor_span(tensor: Tensor) -> Span:
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise UnfitBuffer(f"a tensor on {tensor.device} has to be staged through host memory")
     if tensor.layout is not torch.strided or not tensor.is_contiguous():
         raise UnfitBuffer(

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Literal
 
 from torch import Tensor
 
-from ds_aio.buffers import BufferLike, Span, spans
+from ds_aio.buffers import BufferLike, spans
 from ds_aio.engine import Engine, Options, RawFile, Report
 from ds_aio.errors import AioError, transfer_error
 from ds_aio.memory import StagingPool
 from ds_aio.staging import StagedTransfer, is_on_device
-from ds_aio.transfer import Transfer, begin
+from ds_aio.transfer import Placed, Transfer, begin
 
 Mode = Literal["r", "w", "r+"]
 
@@ -60,11 +60,11 @@ class File:
 
     def read_into_many(self, pieces: Sequence[tuple[BufferLike, int]]) -> Transfer:
         """One transfer for many (buffer, offset) pairs: far cheaper than one each if small."""
-        return self._start([(spans(b, writable=True), offset) for b, offset in pieces], write=False)
+        return self._start(((spans(b, writable=True), at) for b, at in pieces), write=False)
 
     def write_many(self, pieces: Sequence[tuple[BufferLike, int]]) -> Transfer:
         """One transfer for many (buffer, offset) pairs."""
-        return self._start([(spans(b, writable=False), offset) for b, offset in pieces], write=True)
+        return self._start(((spans(b, writable=False), at) for b, at in pieces), write=True)
 
     def wait(self) -> int:
         """Waits for everything under way; the number of transfers.
@@ -141,7 +141,7 @@ class File:
             if error is None:
                 raise
 
-    def _start(self, placed: Sequence[tuple[Sequence[Span], int]], *, write: bool) -> Transfer:
+    def _start(self, placed: Iterable[Placed], *, write: bool) -> Transfer:
         self._check(write)
         transfer = begin(self._engine, self._open_file(), self.path, placed, write=write)
         self._keep(transfer)

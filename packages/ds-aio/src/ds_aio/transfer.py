@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+import itertools
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from ds_aio.buffers import Span
@@ -110,15 +111,36 @@ class Ended:
         return self._outcome
 
 
+class _Joined:
+    """Several requests as one."""
+
+    def __init__(self, parts: Sequence[RawRequest]) -> None:
+        self._parts = parts
+
+    def done(self) -> bool:
+        return all(part.done() for part in self._parts)
+
+    def wait(self) -> None:
+        for part in self._parts:
+            part.wait()
+
+    def outcome(self) -> tuple[int, int, bool, int]:
+        outcomes = [part.outcome() for part in self._parts]
+        _, number, ended, offset = next((o for o in outcomes if o[1] or o[2]), outcomes[0])
+        return sum(o[0] for o in outcomes), number, ended, offset
+
+
 # What goes where: (spans in the order of the bytes, file offset of the first).
 Placed = tuple[Sequence[Span], int]
+# The device starts on so many pieces while Python describes the next.
+PIECES_AT_ONCE = 256
 
 
 def begin(
     engine: Engine,
     file: RawFile,
     path: str,
-    placed: Sequence[Placed],
+    placed: Iterable[Placed],
     *,
     write: bool,
     here: bool = False,
@@ -128,21 +150,21 @@ def begin(
 
     `here` lets the calling thread do short work itself; `close` closes the file after it.
     """
-    ranges = [(offset, sum(span.nbytes for span in spans)) for spans, offset in placed]
-    wanted = sum(length for _, length in ranges)
-    for offset, _ in ranges:
-        if offset < 0:
-            raise UnfitBuffer(f"offset {offset} lies before the start of the file")
-    request: RawRequest | None = None
-    if not write and file.regular:
-        size = file.size()
-        if any(length and offset + length > size for offset, length in ranges):
-            request = Ended((0, 0, True, size))
-    if request is None:
-        segments = [(span.address, span.nbytes) for spans, _ in placed for span in spans]
-        keep = (file, [span.keep for spans, _ in placed for span in spans])
-        request = engine.submit(
-            file, write=write, ranges=ranges, segments=segments, keep=keep, here=here
+    pieces = iter(placed)
+    requests: list[RawRequest] = []
+    first, wanted = 0, 0
+    while batch := list(itertools.islice(pieces, PIECES_AT_ONCE)):
+        ranges = [(offset, sum([span.nbytes for span in spans])) for spans, offset in batch]
+        first = first if requests else ranges[0][0]
+        wanted += sum([length for _, length in ranges])
+        refused = _refuse(file, ranges, write)
+        if refused is not None:
+            requests.append(refused)
+            continue
+        segments = [(span.address, span.nbytes) for spans, _ in batch for span in spans]
+        keep = (file, [span.keep for spans, _ in batch for span in spans])
+        requests.append(
+            engine.submit(file, write=write, ranges=ranges, segments=segments, keep=keep, here=here)
         )
 
     def look_back() -> None:
@@ -152,10 +174,23 @@ def begin(
             file.close()
 
     return Transfer(
-        request,
+        requests[0] if len(requests) == 1 else _Joined(requests or [Ended((0, 0, False, 0))]),
         action="write" if write else "read",
         path=path,
-        offset=ranges[0][0] if ranges else 0,
+        offset=first,
         wanted=wanted,
         on_done=look_back,
     )
+
+
+def _refuse(file: RawFile, ranges: Sequence[tuple[int, int]], write: bool) -> Ended | None:
+    """The end of a request that cannot begin."""
+    lowest = min(offset for offset, _ in ranges)
+    if lowest < 0:
+        raise UnfitBuffer(f"offset {lowest} lies before the start of the file")
+    if write or not file.regular:
+        return None
+    size = file.size()
+    if max([offset + length if length else 0 for offset, length in ranges]) > size:
+        return Ended((0, 0, True, size))
+    return None

@@ -1,0 +1,161 @@
+"""Saving and loading a state dict: ours, safetensors, torch.save, and what the device can do.
+
+Saves count until the file is durable. Loads begin with none of the file in the page cache and count
+until every page of every tensor is in memory. fio moves as many bytes with direct I/O, 1 MiB x 32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+import ds_aio
+
+State = dict[str, torch.Tensor]
+PEAK_CODE = """
+import sys
+sys.path.insert(0, sys.argv[4])
+from tensor_files import make_state, WAYS
+peak = lambda: int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
+save, load = WAYS[sys.argv[1]]
+state = make_state(int(sys.argv[3]))
+before = peak(); save(state, sys.argv[2]); saved = peak() - before
+print("PEAK", saved)
+"""
+
+
+def make_state(nbytes: int) -> State:
+    """A transformer's parameters: a few shapes of weights, and many small vectors."""
+    width, state, used, layer = 1024, {}, 0, 0
+    while used < nbytes:
+        shapes = {"qkv": (3 * width, width), "out": (width, width), "up": (4 * width, width)}
+        shapes |= {"down": (width, 4 * width), "norm": (width,), "bias": (4 * width,)}
+        for name, shape in shapes.items():
+            tensor = torch.empty(shape).uniform_()
+            state[f"layers.{layer}.{name}"] = tensor
+            used += tensor.nbytes
+        layer += 1
+    return state
+
+
+def durable(path: str | Path) -> None:
+    for name, flags in ((path, os.O_RDONLY), (Path(path).parent, os.O_RDONLY | os.O_DIRECTORY)):
+        fd = os.open(name, flags)
+        os.fsync(fd)
+        os.close(fd)
+
+
+def torch_save(state: State, path: str) -> None:
+    torch.save(state, path)
+    durable(path)
+
+
+def safetensors_save(state: State, path: str) -> None:
+    safetensors.torch.save_file(state, path)
+    durable(path)
+
+
+def ours_save(state: State, path: str) -> None:
+    ds_aio.save(path, state)
+
+
+WAYS: dict[str, tuple[Callable[[State, str], None], Callable[[str], State]]] = {
+    "ours": (ours_save, lambda path: ds_aio.load(path)),
+    "safetensors": (safetensors_save, lambda path: safetensors.torch.load_file(path)),
+    "torch.save": (torch_save, lambda path: torch.load(path)),
+}
+
+
+def touch(state: State) -> None:
+    for tensor in state.values():
+        tensor.view(torch.uint8).reshape(-1)[::4096].sum()
+
+
+def forget(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def fio(path: Path, nbytes: int, kind: str, engine: str) -> float:
+    command = [
+        "fio", "--name=t", f"--filename={path}", f"--size={nbytes}", f"--ioengine={engine}",
+        "--bs=1M", "--iodepth=32", f"--rw={kind}", "--direct=1", "--end_fsync=1",
+        "--output-format=terse", "--terse-version=3",
+    ]  # fmt: skip
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split(";")
+    return 1024.0 * float(out[47 if kind == "write" else 6])
+
+
+def measure(folder: Path, state: State, repeat: int) -> dict[str, dict[str, list[float]]]:
+    nbytes = sum(tensor.nbytes for tensor in state.values())
+    seen: dict[str, dict[str, list[float]]] = {"durable save": {}, "cold load": {}}
+    for _ in range(repeat):
+        for engine in ("io_uring", "libaio"):
+            path = folder / "tensor_files_bench.fio"
+            path.unlink(missing_ok=True)
+            for title, kind in (("durable save", "write"), ("cold load", "read")):
+                rate = fio(path, nbytes, kind, engine)
+                seen[title].setdefault(f"fio {engine}", []).append(rate)
+        for name, (save, load) in WAYS.items():
+            path = folder / f"tensor_files_bench.{name}"
+            path.unlink(missing_ok=True)
+            begin = time.perf_counter()
+            save(state, str(path))
+            seen["durable save"].setdefault(name, []).append(nbytes / (time.perf_counter() - begin))
+            forget(path)
+            begin = time.perf_counter()
+            touch(load(str(path)))
+            seen["cold load"].setdefault(name, []).append(nbytes / (time.perf_counter() - begin))
+            path.unlink()
+    return seen
+
+
+def show(title: str, seen: dict[str, list[float]]) -> None:
+    best = max(statistics.median(v) for name, v in seen.items() if name.startswith("fio"))
+    print(f"\n| {title} | GB/s (median) | min - max | of fio's best |\n|---|---|---|---|")
+    for name, values in seen.items():
+        mid = statistics.median(values)
+        span = f"{min(values) / 1e9:.2f} - {max(values) / 1e9:.2f}"
+        print(f"| {name} | {mid / 1e9:.2f} | {span} | {mid / best:.2f} |", flush=True)
+
+
+def show_peaks(folder: Path, nbytes: int) -> None:
+    print("\n| save | extra memory, MiB |\n|---|---|")
+    for name in WAYS:
+        path = folder / "tensor_files_bench.peak"
+        code = [sys.executable, "-c", PEAK_CODE, name, path, str(nbytes), Path(__file__).parent]
+        out = subprocess.run(code, check=True, capture_output=True, text=True).stdout
+        print(f"| {name} | {float(out.split('PEAK')[1]):.0f} |", flush=True)
+        path.unlink()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path())
+    parser.add_argument("--size", type=int, default=2 << 30)
+    parser.add_argument("--repeat", type=int, default=5)
+    args = parser.parse_args()
+    if shutil.which("fio") is None:
+        sys.exit("fio is the floor of this benchmark: install it")
+    try:
+        for title, seen in measure(args.folder, make_state(args.size), args.repeat).items():
+            show(title, seen)
+        show_peaks(args.folder, args.size)
+    finally:
+        for path in args.folder.glob("tensor_files_bench*"):
+            path.unlink()
+
+
+if __name__ == "__main__":
+    main()
