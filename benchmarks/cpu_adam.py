@@ -201,10 +201,9 @@ def main() -> None:
         print(f"triad, {number} threads: {0.6 / seconds:.1f} GB/s (12 bytes a number)")
     names = ["floor", "ours", "torch foreach", "torch fused"] + ["deepspeed"] * bool(peer)
     print(f"torch {torch.__version__}; medians in ms of {options.repeats} interleaved steps\n")
-    print(
-        f"| case | size | threads | {' | '.join(names)} | ours GB/s | of floor | best other / ours |"
-    )
-    print("|---" * (len(names) + 6) + "|")
+    heads = ["case", "size", "threads", *names, "ours GB/s", "of floor", "best other / ours"]
+    print(f"| {' | '.join(heads)} |")
+    print("|---" * len(heads) + "|", flush=True)
     for size in options.sizes:
         for case in options.cases:
             measure(case, size * 10**6, options.threads, options.repeats, peer)
