@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 
 import ds_aio
@@ -56,15 +55,6 @@ def test_what_is_saved_is_loaded(backend: str, folder: Path) -> None:
     assert ds_aio.read_metadata(folder / "m") == {"a": "1"}
 
 
-def test_safetensors_reads_ours_and_we_read_theirs(tmp_path: Path) -> None:
-    tensors = {k: v for k, v in state().items() if v.dtype != torch.complex64}
-    ds_aio.save(tmp_path / "ours", tensors)
-    assert same(safetensors.torch.load_file(tmp_path / "ours"), tensors)
-    plain = {k: v.detach().contiguous() for k, v in tensors.items()}
-    safetensors.torch.save_file(plain, tmp_path / "theirs")
-    assert same(ds_aio.load(tmp_path / "theirs"), plain)
-
-
 def test_some_names_are_loaded_alone(tmp_path: Path) -> None:
     tensors = state()
     ds_aio.save(tmp_path / "m", tensors)
@@ -77,7 +67,6 @@ def test_some_names_are_loaded_alone(tmp_path: Path) -> None:
 def test_no_tensors_are_a_file_too(tmp_path: Path) -> None:
     ds_aio.save(tmp_path / "m", {})
     assert ds_aio.load(tmp_path / "m") == {}
-    assert safetensors.torch.load_file(tmp_path / "m") == {}
 
 
 def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
