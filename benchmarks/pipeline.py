@@ -167,6 +167,8 @@ def make_peer(schedule, stages, rank, width):
     import deepspeed
     from deepspeed.pipe import LayerSpec, PipelineModule
 
+    deepspeed.init_distributed("gloo")
+
     specs = [LayerSpec(block(width)) for _ in range(LAYERS)]
     module = PipelineModule(
         specs, num_stages=stages, loss_fn=loss_fn, seed_layers=True, base_seed=7,
@@ -177,6 +179,7 @@ def make_peer(schedule, stages, rank, width):
         "train_micro_batch_size_per_gpu": ROWS,
         "gradient_accumulation_steps": MICRO_BATCHES,
         "steps_per_print": 10**9,
+        "gradient_clipping": 0.0,
     }
     engine, *_ = deepspeed.initialize(
         model=module, config=config, optimizer=adamw(module.parameters())

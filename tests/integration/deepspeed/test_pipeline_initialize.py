@@ -61,8 +61,16 @@ def train(stages, settings, steps=3):
         (2, 2, {"pipeline": {"schedule": "zb-h1", "stages": 2}}),
         (2, 2, {"pipeline": {"schedule": "interleaved"}}),
         (2, 2, {"pipeline": {"activation_checkpoint_interval": 1}}),
+        (
+            2,
+            2,
+            {
+                "pipeline": {"activation_checkpoint_interval": 2, "schedule": "zb-h1"},
+                "activation_checkpointing": {"cpu_checkpointing": True},
+            },
+        ),
     ],
-    ids=["two stages", "replicas", "zero-1", "zb-h1", "interleaved", "recomputed"],
+    ids=["two stages", "replicas", "zero-1", "zb-h1", "interleaved", "recomputed", "on the host"],
 )
 def test_json_trains_like_one_process(world, stages, more):
     plain = plain_run(CASE, world // stages)

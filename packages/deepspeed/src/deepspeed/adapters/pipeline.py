@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset
 
 import ds_pipeline
 from deepspeed import wiring
+from deepspeed.adapters import activation_checkpointing
 from deepspeed.adapters.pipeline_schedules import InferenceSchedule, PipeSchedule
 from deepspeed.config import Config, load_config
 from deepspeed.config.batch import WorldSize
@@ -31,6 +32,7 @@ from ds_core.groups import make_groups
 from ds_core.naming import ParameterNames, named_buffers
 from ds_pipeline import PipelineModule, PipelineSettings
 from ds_pipeline.instructions import PipeInstruction
+from ds_pipeline.module import keep_no_activations
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +135,8 @@ def make(
     section = config.section("pipeline")
     _apply(section, model)
     _check(config)
+    if "activation_checkpointing" in config.sections:
+        _recompute_as_configured(config, model)
     require_agreement(groups.data, "the model", model_facts(model))
     device = devices.local_device(local_rank()) if device_type() != "cpu" else torch.device("cpu")
     devices.set_device(device)
@@ -177,6 +181,13 @@ def _apply(section: Any, model: PipelineModule) -> None:
         model.set_checkpoint_interval(section.activation_checkpoint_interval)
     if section.use_reentrant:
         model.activation_checkpoint_func = partial(torch_checkpoint, use_reentrant=True)
+
+
+def _recompute_as_configured(config: Config, model: PipelineModule) -> None:
+    """Let the `activation_checkpointing` section rule over the module's own default."""
+    wiring._configure_checkpointing(config, model.mpu())
+    if model.activation_checkpoint_func is keep_no_activations:
+        model.activation_checkpoint_func = activation_checkpointing.checkpoint
 
 
 def _check(config: Config) -> None:

@@ -1,0 +1,223 @@
+"""Carries out the instructions of one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ds_core.engine import Engine
+from ds_pipeline import instructions as todo
+from ds_pipeline.backward import SplitBackward
+from ds_pipeline.batches import BatchSource
+from ds_pipeline.errors import PipelineError
+from ds_pipeline.instructions import PipeInstruction
+from ds_pipeline.links import Links
+from ds_pipeline.module import PipelineModule
+from ds_pipeline.recording import Recorder
+from ds_pipeline.stage_strategy import StageStrategy
+from ds_pipeline.wire import tensors_of
+
+Place = tuple[int, int]
+"""Micro-batch (or buffer) and chunk."""
+
+
+@dataclass
+class Pass:
+    """What one pass holds, by micro-batch and chunk."""
+
+    training: bool
+    compute_loss: bool = True
+    micro_batches: int = 1
+    inputs: dict[Place, Any] = field(default_factory=dict)
+    labels: dict[int, Any] = field(default_factory=dict)
+    outputs: dict[Place, Any] = field(default_factory=dict)
+    grads: dict[Place, list[Tensor | None]] = field(default_factory=dict)
+    splits: dict[Place, SplitBackward] = field(default_factory=dict)
+    losses: list[Tensor] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+
+
+class StageEngine(Engine):
+    """An `Engine` with a handler for each class of instruction.
+
+    `_INSTRUCTION_MAP` says which; its entries are called as `handler(engine, **kwargs)` of the
+    instruction. The owner sets the attributes below.
+    """
+
+    _INSTRUCTION_MAP: ClassVar[dict[type[PipeInstruction], Callable[..., None]]] = {}
+    module: PipelineModule
+    strategy: StageStrategy
+    stage_id: int
+    num_stages: int
+    agg_train_loss: Tensor | None
+    _pass: Pass
+    _links: Links
+    _source: BatchSource
+    _recorder: Recorder | None
+    _pipe_device: torch.device
+
+    def is_last_stage(self) -> bool:
+        return self.stage_id == self.num_stages - 1
+
+    def _execute(self, step: PipeInstruction) -> None:
+        handler = self._INSTRUCTION_MAP.get(type(step))
+        if handler is None:
+            raise PipelineError(f"{step} has no handler in {type(self).__name__}._INSTRUCTION_MAP")
+        timed = self._recorder is not None and type(step) in _COMPUTATIONS
+        watch = self._recorder.span(step) if timed else nullcontext()  # type: ignore[union-attr, arg-type]
+        with watch:
+            handler(self, **step.kwargs)
+
+    def _exec_load_micro_batch(self, buffer_id: int, chunk: int = 0) -> None:
+        inputs, labels = self._source.next(self._pipe_device, self._pass)
+        if self._is_first(chunk):
+            self._pass.inputs[buffer_id, chunk] = inputs
+        if self._is_last(chunk):
+            self._pass.labels[buffer_id] = labels
+
+    def _exec_recv_activations(self, buffer_id: int, chunk: int = 0) -> None:
+        self._pass.inputs[buffer_id, chunk] = self._links.receive_activation(buffer_id, chunk)
+
+    def _exec_forward_pass(self, buffer_id: int, chunk: int = 0) -> None:
+        now, place = self._pass, (buffer_id, chunk)
+        value = now.inputs[place] if now.training else now.inputs.pop(place)
+        self.module.micro_offset = self.counters.micro_batches + buffer_id
+        keywords: dict[str, Any] = {}
+        if now.training:
+            arguments = (value,) if self._is_first(chunk) else ()
+            changed, keywords = self.hooks.before_forward(arguments, {})
+            value = changed[0] if changed else value
+        with self._autocast():
+            output = self.module.run(value, chunk=chunk, **keywords)
+            if self._is_last(chunk):
+                output = self._finish_forward(output, now.labels.pop(buffer_id, None), keywords)
+        if now.training:
+            self.hooks.after_forward(output)
+        if now.training or not self._is_last(chunk):
+            now.outputs[place] = output
+
+    def _finish_forward(self, output: Any, labels: Any, keywords: dict[str, Any]) -> Any:
+        """The loss of the last stage, where it is wanted."""
+        now = self._pass
+        if not now.training:
+            now.results.append(output)
+        if not now.compute_loss:
+            return output
+        loss = self.module.loss(output, labels, **keywords)
+        if not torch.is_tensor(loss) or loss.numel() != 1:
+            raise PipelineError("the loss function must return one number as a tensor")
+        now.losses.append(loss.detach().float().reshape(()))
+        return loss
+
+    def _exec_send_activations(self, buffer_id: int, chunk: int = 0) -> None:
+        output = self._pass.outputs[buffer_id, chunk]
+        self._links.send_activation(buffer_id, chunk, output)
+        if not self._pass.training:
+            del self._pass.outputs[buffer_id, chunk]
+
+    def _exec_recv_grads(self, buffer_id: int, chunk: int = 0) -> None:
+        self._pass.grads[buffer_id, chunk] = self._links.receive_gradients(buffer_id, chunk)
+
+    def _exec_backward_pass(self, buffer_id: int, chunk: int = 0) -> None:
+        roots, grads = self._roots(buffer_id, chunk)
+        if roots:
+            torch.autograd.backward(roots, grads)
+        self._after_backward(chunk)
+
+    def _exec_backward_input(self, buffer_id: int, chunk: int = 0) -> None:
+        roots, grads = self._roots(buffer_id, chunk)
+        if roots:
+            inputs = [] if self._is_first(chunk) else self._needing(buffer_id, chunk)
+            split = SplitBackward(roots, grads, inputs)
+            split.run_inputs()
+            self._pass.splits[buffer_id, chunk] = split
+        self._after_backward(chunk)
+
+    def _exec_backward_weight(self, buffer_id: int, chunk: int = 0) -> None:
+        split = self._pass.splits.pop((buffer_id, chunk), None)
+        if split is not None:
+            split.run_weights()
+
+    def _exec_send_grads(self, buffer_id: int, chunk: int = 0) -> None:
+        grads = [tensor.grad for tensor in self._needing(buffer_id, chunk)]
+        del self._pass.inputs[buffer_id, chunk]
+        self._links.send_gradients(buffer_id, chunk, grads)
+
+    def _exec_reduce_tied_grads(self) -> None:
+        """The strategy of the stage does it at the beginning of its step."""
+
+    def _exec_reduce_grads(self) -> None:
+        """The strategy of the stage does it at the beginning of its step."""
+
+    def _exec_optimizer_step(self) -> None:
+        micro_batches = self._pass.micro_batches
+        mean = self._mean_loss(self._pass, everywhere=True)
+        self.agg_train_loss = mean
+        self._losses = mean * micro_batches
+        for _ in range(micro_batches):
+            self.window.add(None, divided=False)
+        self.counters.micro_batches += micro_batches
+        self._backward_since_step = True
+        super().step()
+
+    def _roots(self, buffer_id: int, chunk: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Outputs to go back from, with their gradients."""
+        place = (buffer_id, chunk)
+        output = self._pass.outputs.pop(place)
+        if self._is_first(chunk):
+            self._pass.inputs.pop(place, None)
+        if self._is_last(chunk):
+            self.hooks.before_backward(output)
+            return [output], [torch.full_like(output, self.strategy.root)]
+        needing = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+        pairs = zip(needing, self._pass.grads.pop(place), strict=True)
+        known = [(tensor, grad) for tensor, grad in pairs if grad is not None]
+        return [tensor for tensor, _ in known], [grad for _, grad in known]
+
+    def _after_backward(self, chunk: int) -> None:
+        if self._is_last(chunk):
+            self.hooks.after_backward()
+
+    def _needing(self, buffer_id: int, chunk: int) -> list[Tensor]:
+        """The tensors of an input that get a gradient."""
+        found = tensors_of(self._pass.inputs[buffer_id, chunk])
+        return [tensor for tensor in found if tensor.requires_grad]
+
+    def _mean_loss(self, done: Pass, *, everywhere: bool) -> Tensor:
+        own = torch.stack(done.losses).sum() if done.losses else torch.zeros(())
+        comm = self.groups.world if everywhere else self.groups.data
+        box = own.double().to(comm.device)
+        comm.all_reduce(box, label="loss").wait()
+        ranks = comm.world_size // self.num_stages if everywhere else comm.world_size
+        return (box / (ranks * done.micro_batches)).float().to(self._pipe_device)
+
+    def _is_first(self, chunk: int) -> bool:
+        return self.stage_id == 0 and chunk == 0
+
+    def _is_last(self, chunk: int) -> bool:
+        return self.is_last_stage() and chunk == self.module.chunks - 1
+
+
+_COMPUTATIONS = (todo.ForwardPass, todo.BackwardPass, todo.BackwardInput, todo.BackwardWeight)
+
+StageEngine._INSTRUCTION_MAP.update(
+    {
+        todo.OptimizerStep: StageEngine._exec_optimizer_step,
+        todo.ReduceGrads: StageEngine._exec_reduce_grads,
+        todo.ReduceTiedGrads: StageEngine._exec_reduce_tied_grads,
+        todo.LoadMicroBatch: StageEngine._exec_load_micro_batch,
+        todo.ForwardPass: StageEngine._exec_forward_pass,
+        todo.BackwardPass: StageEngine._exec_backward_pass,
+        todo.BackwardInput: StageEngine._exec_backward_input,
+        todo.BackwardWeight: StageEngine._exec_backward_weight,
+        todo.SendActivation: StageEngine._exec_send_activations,
+        todo.RecvActivation: StageEngine._exec_recv_activations,
+        todo.SendGrad: StageEngine._exec_send_grads,
+        todo.RecvGrad: StageEngine._exec_recv_grads,
+    }
+)
