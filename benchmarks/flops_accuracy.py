@@ -20,6 +20,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,13 @@ PEERS = ("deepspeed", "fvcore", "calflops", "ptflops")
 
 def count_ours(module: nn.Module, case: Case, inputs: dict[str, Any], keyword: bool) -> Counts:
     """Forward, and backward where there is one."""
-    from ds_profiler import profile
+    from ds_profiler import FlopsProfiler
 
-    with torch.set_grad_enabled(case.backward is not None):
-        result = profile(
-            module,
-            *(() if keyword else inputs.values()),
-            kwargs=inputs if keyword else None,
-            backward=case.backward is not None,
-            warm_up=0,
-        )
+    with torch.set_grad_enabled(case.backward is not None), FlopsProfiler(module) as profiler:
+        output = module(**inputs) if keyword else module(*inputs.values())
+        if case.backward is not None:
+            output.sum().backward()
+    result = profiler.result
     if result.uncounted:
         return {"forward": None, "backward": None}
     return {"forward": result.macs, "backward": result.root.backward.macs}
@@ -243,11 +241,13 @@ def main() -> None:
     if options.only:
         print("RESULT " + json.dumps(run_counter(options.only)))
         return
-    results = {"ours": run_counter("ours"), "torch": run_counter("torch")}
+    pythons = {"ours": sys.executable, "torch": sys.executable}
     for name in PEERS:
-        python = options.peer_python if name == "deepspeed" else options.counters_python
-        if python:
-            results[name] = in_interpreter(python, name)
+        pythons[name] = options.peer_python if name == "deepspeed" else options.counters_python
+    wanted = {name: python for name, python in pythons.items() if python}
+    with ThreadPoolExecutor() as pool:  # counts do not depend on speed: all at once
+        found = pool.map(in_interpreter, wanted.values(), wanted)
+        results = dict(zip(wanted, found, strict=True))
     print_table(results)
     print_documented()
     for name, rows in results.items():
