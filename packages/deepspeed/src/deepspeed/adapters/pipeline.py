@@ -217,7 +217,8 @@ def _loader(engine: PipelineEngine, data: Dataset[Any]) -> DeepSpeedDataLoader:
     if not isinstance(data, IterableDataset):
         replicas = engine.groups.data
         sampler = DistributedSampler(data, num_replicas=replicas.world_size, rank=replicas.rank)
-    return engine.deepspeed_io(data, data_sampler=sampler)
+    loader: DeepSpeedDataLoader = engine.deepspeed_io(data, data_sampler=sampler)
+    return loader
 
 
 __all__ = ["PipelineEngine", "make"]
