@@ -17,15 +17,15 @@ using Task = std::function<void(std::int64_t)>;
 
 class Team {
  public:
-  void run(std::int64_t count, int helpers, const Task& task) {
+  void run(std::int64_t count, int extra, const Task& task) {
     std::lock_guard<std::mutex> turn(turn_);
-    grow(helpers);
+    grow(extra);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       next_ = 0;
       count_ = count;
       task_ = &task;
-      wanted_ = helpers;
+      wanted_ = extra;
       ++round_;
     }
     start_.notify_all();
@@ -36,9 +36,9 @@ class Team {
   }
 
  private:
-  void grow(int helpers) {
+  void grow(int extra) {
     try {
-      for (; size_ < helpers; ++size_) std::thread([this, me = size_] { serve(me); }).detach();
+      for (; size_ < extra; ++size_) std::thread([this, me = size_] { serve(me); }).detach();
     } catch (const std::system_error&) {
       // The process may have no more threads: those that exist share the work.
     }
@@ -91,9 +91,9 @@ Team& team() {
 }  // namespace
 
 void parallel_for(std::int64_t count, int threads, const Task& task) {
-  const auto helpers = static_cast<int>(std::min<std::int64_t>(threads, count) - 1);
-  if (helpers > 0) {
-    team().run(count, helpers, task);
+  const auto extra = static_cast<int>(std::min<std::int64_t>(threads, count) - 1);
+  if (extra > 0) {
+    team().run(count, extra, task);
   } else {
     for (std::int64_t i = 0; i < count; ++i) task(i);
   }
