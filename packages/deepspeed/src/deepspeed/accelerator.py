@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from deepspeed import distributed
+from deepspeed.legacy import fallback
 from ds_core import device as devices
 
 
@@ -266,3 +267,6 @@ def _machine_bytes(pages: str) -> int:
 def get_accelerator() -> DeepSpeedAccelerator:
     """The accelerator of this process: DS_ACCELERATOR if set, else what the machine has."""
     return DeepSpeedAccelerator(distributed.device_type())
+
+
+__getattr__ = fallback(__name__)

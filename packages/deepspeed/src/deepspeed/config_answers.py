@@ -8,9 +8,10 @@ import torch
 
 from deepspeed.config import Config
 from deepspeed.precision import DTYPES, compute_dtype
+from deepspeed.section_answers import SectionAnswers
 
 
-class ConfigAnswers:
+class ConfigAnswers(SectionAnswers):
     """One method a question, each answered from the configuration the engine was made with."""
 
     configuration: Config

@@ -10,18 +10,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from deepspeed.adapters.data_engine import DataAnswers
 from deepspeed.config import BatchSizes, Config
 from deepspeed.config_answers import ConfigAnswers
 from deepspeed.dataloader import DeepSpeedDataLoader
 from deepspeed.distributed import local_rank
 from deepspeed.engine_checkpoint import EngineCheckpoint
 from deepspeed.optimizer_face import DeepSpeedOptimizer
+from deepspeed.parameter_offload import ParameterOffload, gathers_parameters
 from ds_core.contracts import StepReport
 from ds_core.engine import Engine
 from ds_core.errors import ConfigError
 
 
-class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, Engine):
+class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, DataAnswers, Engine):
     """An `Engine` with the questions, counters and files of the `deepspeed` interface.
 
     Made by `deepspeed.initialize`. `config` is the raw dictionary; `optimizer`, `lr_scheduler`,
@@ -54,6 +56,8 @@ class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, Engine):
         self.collate_fn = collate_fn
         self.training_dataloader: Any = None
         self.optimizer: Any = DeepSpeedOptimizer(self) if has_optimizer else None
+        if not has_optimizer and gathers_parameters(strategy):
+            self.optimizer = ParameterOffload(self)  # programs look for its hooks here
         self.basic_optimizer = strategy.optimizer if has_optimizer else None
         self._stepped = False
         self._compiled = False
@@ -157,9 +161,15 @@ class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, Engine):
         data_sampler: Any = None,
         collate_fn: Any = None,
         num_local_io_workers: int | None = None,
-    ) -> DeepSpeedDataLoader:
-        """A loader of this rank's micro-batches of `dataset`."""
+    ) -> Any:
+        """A loader of this rank's micro-batches of `dataset`; of a curriculum if there is one."""
         data = self.groups.data
+        if route == "train" and data_sampler is None and self.curriculum_learning_enabled():
+            return self.curriculum_io(
+                dataset,
+                collate_fn or self.collate_fn,
+                drop_last=self.configuration.general.dataloader_drop_last,
+            )
         return DeepSpeedDataLoader(
             dataset,
             batch_size or self.configuration.batch.micro,
@@ -202,6 +212,24 @@ class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, Engine):
         empty = getattr(self.strategy, "empty_partition_cache", None)
         if empty is not None:
             empty()
+
+    def offload_states(
+        self, include: Any = None, device: Any = "cpu", pin_memory: bool = True, **options: Any
+    ) -> None:
+        """Move the states of ZeRO to another device until `reload_states`."""
+        self._mover("offload_states")(
+            include=include, device=device, pin_memory=pin_memory, **options
+        )
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """Bring back what `offload_states` moved."""
+        self._mover("reload_states")(non_blocking=non_blocking)
+
+    def _mover(self, name: str) -> Any:
+        move = getattr(self.strategy, name, None)
+        if move is None:
+            raise ConfigError(f"{name}() needs ZeRO stage 1, 2 or 3")
+        return move
 
     @property
     def data_parallel_group(self) -> dist.ProcessGroup | None:

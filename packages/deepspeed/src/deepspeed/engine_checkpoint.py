@@ -32,7 +32,7 @@ class EngineCheckpoint:
     module: nn.Module
     strategy: Any  # an UpdateStrategy; typed loosely because mixins see only part of the engine
     groups: Groups
-    optimizer: Any
+    basic_optimizer: Any
     counters: Counters
     loaded_checkpoint_tag: str | None = None
     _saver: AsyncSaver | None = None
@@ -121,7 +121,7 @@ class EngineCheckpoint:
             tag,
             what=LoadWhat(
                 weights=True,
-                optimizer=everything and load_optimizer_states and self.optimizer is not None,
+                optimizer=everything and load_optimizer_states and self.basic_optimizer is not None,
                 strict=load_module_strict,
             ),
             schedule=everything and load_lr_scheduler_states,

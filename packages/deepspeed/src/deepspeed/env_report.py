@@ -29,6 +29,7 @@ from deepspeed import environment
 from deepspeed.launcher import cores
 from deepspeed.launcher.devices import built_for, find_devices
 from deepspeed.launcher.errors import LaunchError
+from deepspeed.legacy import fallback
 
 Row = tuple[str, str, str]
 GROUP = "deepspeed.reports"
@@ -219,3 +220,6 @@ def _coloured(kind: str, text: str) -> str:
 
 if __name__ == "__main__":
     sys.exit(cli_main())
+
+
+__getattr__ = fallback(__name__)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from deepspeed.parameter_offload import ParameterOffload, gathers_parameters
 from ds_core.contracts import StepReport
 
 
@@ -58,6 +59,13 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         return self.optimizer.defaults
+
+    @property
+    def parameter_offload(self) -> ParameterOffload:
+        """What gathers parameters at stage 3; absent at others."""
+        if not gathers_parameters(self._engine.strategy):
+            raise AttributeError("parameters are whole below ZeRO stage 3")
+        return ParameterOffload(self._engine)
 
     @property
     def overflow(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepspeed.legacy.finder import refusal
 from ds_core.activation_checkpointing import (
     MODEL_PARALLEL,
     ActivationCheckpointer,
@@ -228,5 +229,5 @@ def _ask(mpu: Any, what: str) -> Any:
 
 def __getattr__(name: str) -> Any:
     if name in _REFUSED:
-        raise AttributeError(f"{name} is not offered: {_REFUSED[name]}")
+        return refusal(f"{__name__}.{name}", _REFUSED[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

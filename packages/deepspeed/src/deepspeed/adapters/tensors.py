@@ -42,16 +42,27 @@ def move_to_device(
 def clone_tensors_for_torch_save(item: Any, device: torch.device | str = "cpu") -> Any:
     """Copies of all tensors in nested lists, tuples and dicts, each with memory of its own.
 
-    `torch.save` writes the whole storage behind a view; a clone holds only what is seen.
+    `torch.save` writes the whole storage behind a view; a clone holds only what is seen. Entries
+    that are the same memory (tied weights) stay so, and are stored once.
     """
+    return _clone(item, device, {})
+
+
+def _clone(item: Any, device: torch.device | str, done: dict[Any, Tensor]) -> Any:
     if torch.is_tensor(item):
-        return item.detach().to(device, copy=True).clone(memory_format=torch.contiguous_format)
+        key: Any = id(item)
+        if item.layout == torch.strided and item.numel():
+            key = (item.data_ptr(), item.dtype, item.shape, item.stride())
+        if key not in done:
+            copy = item.detach().to(device, copy=True)
+            done[key] = copy.clone(memory_format=torch.contiguous_format)
+        return done[key]
     if isinstance(item, Mapping):
         return type(item)(  # type: ignore[call-arg]  # the mapping's own type, from pairs
-            (key, clone_tensors_for_torch_save(value, device)) for key, value in item.items()
+            (key, _clone(value, device, done)) for key, value in item.items()
         )
     if isinstance(item, (list, tuple)):
-        return type(item)(clone_tensors_for_torch_save(value, device) for value in item)
+        return type(item)(_clone(value, device, done) for value in item)
     return item
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from deepspeed.accelerator import get_accelerator
 from deepspeed.distributed import init_distributed
+from deepspeed.legacy import fallback
 from ds_zero.gathered import (
     GatheredParameters,
     register_external_parameter,
@@ -232,3 +233,6 @@ __all__ = [
     "unregister_external_parameter",
     "zero_wrapper_for_fp_tensor_constructor",
 ]
+
+
+__getattr__ = fallback(__name__)

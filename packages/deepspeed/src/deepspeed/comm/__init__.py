@@ -47,6 +47,9 @@ from deepspeed.comm.facade import (
     scatter,
     send,
 )
+from deepspeed.legacy import fallback
+
+__getattr__ = fallback(__name__)
 
 __all__ = [
     "ProcessGroup",

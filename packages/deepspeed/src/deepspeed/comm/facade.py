@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from deepspeed.distributed import device_type, local_rank
 from deepspeed.distributed import init_distributed as init_distributed
+from deepspeed.legacy import fallback
 from ds_core.comm import Taps
 from ds_core.contracts import CommEvent
 
@@ -161,3 +162,6 @@ has_reduce_scatter_tensor = has_all_reduce_coalesced = has_coalescing_manager = 
 )
 
 default_pg_timeout = timedelta(minutes=10)
+
+
+__getattr__ = fallback(__name__)

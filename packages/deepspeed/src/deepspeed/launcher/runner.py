@@ -16,6 +16,7 @@ from deepspeed.launcher.errors import LaunchError
 from deepspeed.launcher.local import encode_world as encode_world_info
 from deepspeed.launcher.options import DEFAULT_HOSTFILE as DLTS_HOSTFILE
 from deepspeed.launcher.options import LaunchOptions
+from deepspeed.legacy import fallback
 
 __all__ = [
     "DEEPSPEED_ENVIRONMENT_NAME",
@@ -87,3 +88,6 @@ def parse_node_config_list(node_config_list: Sequence[str]) -> dict[str, list[in
 def run_autotuning(args: object, active_resources: object) -> None:
     """Refused: raises `LaunchError`."""
     raise LaunchError("run_autotuning: tuning is not part of this installation")
+
+
+__getattr__ = fallback(__name__)

@@ -9,6 +9,14 @@ A value that begins with `!` is a name we do not offer: it can be imported, and 
 text behind the `!`, which says what it would need. Nothing is imported before a name is used.
 """
 
-from deepspeed.legacy.finder import LegacyFinder, NotOffered, install, names_of, resolve, table
+from deepspeed.legacy.finder import (
+    LegacyFinder,
+    NotOffered,
+    fallback,
+    install,
+    names_of,
+    resolve,
+    table,
+)
 
-__all__ = ["LegacyFinder", "NotOffered", "install", "names_of", "resolve", "table"]
+__all__ = ["LegacyFinder", "NotOffered", "fallback", "install", "names_of", "resolve", "table"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -79,6 +79,18 @@ def refusal(where: str, reason: str) -> type:
 
     name = where.rpartition(".")[2]
     return type(name, (), {"__new__": refuse, "__doc__": f"Not offered: {reason}"})
+
+
+def fallback(module: str) -> Callable[[str], Any]:
+    """A `__getattr__` for a real module that also serves the names the table gives it."""
+
+    def look_up(name: str) -> Any:
+        target = None if name.startswith("_") else names_of(module).get(name)
+        if target is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return resolve(target, f"{module}.{name}")
+
+    return look_up
 
 
 class LegacyModule(ModuleType):

@@ -1,0 +1,77 @@
+"""The hooks of ZeRO-3, under the names by which programs switch them off and on again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from deepspeed.engine import DeepSpeedEngine
+
+
+class ParameterOffload:
+    """Stands for what gathers the parameters of an engine's module.
+
+    Programs that generate text with whole parameters remove the hooks first and register them
+    again afterwards: they remove each of `forward_hooks`, empty the list, and later call
+    `_register_deepspeed_module`. There are no backward hooks and no trace of the order of use.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        self._engine = engine
+
+    @property
+    def module(self) -> nn.Module:
+        return self._engine.module
+
+    @property
+    def forward_hooks(self) -> list[Any]:
+        """Handles of the hooks; setting it to an empty list removes them all."""
+        handles: list[Any] = self._coordinator.handles
+        return handles
+
+    @forward_hooks.setter
+    def forward_hooks(self, hooks: Sequence[Any]) -> None:
+        if not hooks:
+            self._coordinator.unwatch()
+
+    @property
+    def backward_hooks(self) -> list[Any]:
+        """None are needed."""
+        return []
+
+    @backward_hooks.setter
+    def backward_hooks(self, hooks: Sequence[Any]) -> None:
+        """Accepted for programs that empty the list."""
+
+    @property
+    def param_coordinator(self) -> ParameterOffload:
+        return self
+
+    def is_invalid_trace(self) -> bool:
+        """True: no trace is kept that could mislead."""
+        return True
+
+    def _invalidate_trace(self) -> None:
+        """Nothing to do."""
+
+    def _register_deepspeed_module(self, module: nn.Module, *_: Any) -> None:
+        """Put the hooks back."""
+        self._coordinator.watch()
+
+    setup_zero_stage3_hooks = _register_deepspeed_module
+
+    def empty_partition_cache(self) -> None:
+        """Let go of every gathered parameter."""
+        self._engine.empty_partition_cache()
+
+    @property
+    def _coordinator(self) -> Any:
+        return self._engine.strategy.coordinator
+
+
+def gathers_parameters(strategy: object) -> bool:
+    """True for ZeRO-3."""
+    return hasattr(strategy, "coordinator")
