@@ -61,7 +61,8 @@ class HookList:
             call(event)
 
     def close(self) -> None:
-        for call in self._calls["close"]:
+        """Close the hooks, last first: a later one may still write to an earlier one."""
+        for call in reversed(self._calls["close"]):
             call()
 
     def state_dict(self) -> dict[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from deepspeed.config.source import Source, read_source
 _log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+_MONITORS = ("tensorboard", "comet", "wandb", "csv_monitor")
 
 _ON_DEMAND = {
     "aio_config": "aio",
@@ -78,6 +81,8 @@ class DeepSpeedConfig:
     def __getattr__(self, name: str) -> Any:
         if name in _ON_DEMAND:
             return _given(self.resolved, _ON_DEMAND[name])
+        if name == "monitor_config":
+            return SimpleNamespace(**{key: _given(self.resolved, key) for key in _MONITORS})
         raise AttributeError(f"DeepSpeedConfig has no {name!r}; the raw keys are in .resolved.raw")
 
     def print(self, name: str) -> None:
