@@ -212,6 +212,8 @@ def main() -> None:
             result = launch(python, kind, options, port)
             if result is not None:
                 found[name].append(result)
+                seconds = statistics.median(result[0])
+                print(f"{name}: {seconds:.3f} s, {result[1]:.0f} MB", file=sys.stderr, flush=True)
     report(found, options)
 
 

@@ -17,6 +17,7 @@ from ds_core.device import local_device
 from ds_core.errors import ConfigError
 from ds_zero.exchange import Exchange
 from ds_zero.gathered import gathered
+from ds_zero.memory import give_back
 from ds_zero.params import Shard, shard_of
 
 Constructor = Callable[..., Tensor]
@@ -186,6 +187,8 @@ class Init:
                 if not param.is_meta:
                     param.data = param.data.to(self.device, dtype)
             self.shard_parameter(param, name=f"{type(module).__name__}.{name}")
+        if self.device.type == "cpu":
+            give_back()
         for key, buffer in module._buffers.items():
             if buffer is not None and not buffer.is_meta:
                 dtype = self.dtype if buffer.is_floating_point() else buffer.dtype

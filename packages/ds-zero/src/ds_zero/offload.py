@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ds_core.contracts import WEIGHT as MASTER
 from ds_core.contracts import Pending, TensorStore
+from ds_zero.memory import PAGE, aligned, give_back
 from ds_zero.params import Shard
 from ds_zero.segments import InMemory, Part, Residence, Segment
 from ds_zero.units import Unit
-
-_PAGE = 4096
 
 
 @dataclass(eq=False)
@@ -92,7 +91,9 @@ class Swapped:
                 stored.writes.append((work, value))
             else:
                 self._give_back(value)
+        del values
         self._unbind(segment)
+        give_back()
         self._pending.append(stored)
         if not self._write_behind or len(self._pending) > 2:
             self.drain()
@@ -195,12 +196,12 @@ class Swapped:
     def _take(self, numel: int, dtype: torch.dtype) -> Tensor:
         nbytes = numel * dtype.itemsize
         for index, block in enumerate(self._free):
-            if nbytes <= block.numel() < 2 * nbytes + _PAGE:
+            if nbytes <= block.numel() < 2 * nbytes + PAGE:
                 return self._free.pop(index)[:nbytes].view(dtype)
         return aligned(numel, dtype)
 
     def _give_back(self, value: Tensor) -> None:
-        if len(self._free) < 8 and value.data_ptr() % _PAGE == 0:
+        if len(self._free) < 8 and value.data_ptr() % PAGE == 0:
             self._free.append(value.detach().view(torch.uint8))
 
 
@@ -283,11 +284,3 @@ class _Read:
 
     def __call__(self, target: Tensor) -> Pending:
         return self._store.read(self._key, target, self._offset)
-
-
-def aligned(numel: int, dtype: torch.dtype) -> Tensor:
-    """Uninitialised flat memory that begins on a page, as direct I/O wants it."""
-    nbytes = numel * dtype.itemsize
-    raw = torch.empty(nbytes + _PAGE, dtype=torch.uint8)
-    start = -raw.data_ptr() % _PAGE
-    return raw[start : start + nbytes].view(dtype)
