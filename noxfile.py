@@ -182,6 +182,13 @@ def bench(session: nox.Session) -> None:
     run(session, "python", str(scripts[name]), *rest)
 
 
+@nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """10,000 random calls of the native optimizers under AddressSanitizer."""
+    prepare(session)
+    run(session, "python", "packages/ds-kernels/fuzz/sanitized.py", *session.posargs)
+
+
 @nox.session
 def peer(session: nox.Session) -> None:
     """Compare loss curves with the real deepspeed 0.19.6, each in its own environment."""
