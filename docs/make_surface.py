@@ -119,7 +119,10 @@ def read_names(path: Path = HERE / "surface_names.txt") -> dict[str, dict[str, l
 
 def probe() -> Iterator[Row]:
     """Look every name up; ImportError and AttributeError are the caller's to see."""
-    for module, names in read_names().items():
+    known = read_names()
+    for module in known:  # all first: a submodule can hide a name of its parent
+        importlib.import_module(module)
+    for module, names in known.items():
         loaded = importlib.import_module(module)
         for name, methods in names.items():
             yield _row(module, name, methods, getattr(loaded, name))

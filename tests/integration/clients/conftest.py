@@ -17,7 +17,17 @@ else:
     import support.ranks
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["torch", "torch.distributed", "torch._dynamo", "transformers.trainer", "accelerate", "peft"]
+        [
+            "torch",
+            "torch.distributed",
+            "torch._dynamo",
+            "transformers.trainer",
+            "transformers.models.llama.modeling_llama",
+            "accelerate",
+            "peft",
+            "deepspeed.wiring",
+            "ds_zero.factory",
+        ]
     )
     assert support.ranks is not None
 

@@ -52,7 +52,7 @@ def loop(accelerator, model, optimizer, loader, schedule):
     for batch in loader:
         with accelerator.accumulate(model):
             loss = model(**batch).loss
-            losses.append(accelerator.gather(loss.detach().reshape(1)).tolist())
+            losses.extend(accelerator.gather(loss.detach().reshape(1)).tolist())
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 norms.append(accelerator.clip_grad_norm_(model.parameters(), CLIP))
@@ -60,7 +60,7 @@ def loop(accelerator, model, optimizer, loader, schedule):
             if accelerator.sync_gradients:
                 schedule.step()
             optimizer.zero_grad()
-    return sum(losses, []), norms
+    return losses, norms
 
 
 def train(stage: int, accumulate: int):

@@ -83,6 +83,7 @@ def train_plain(
     max_norm: float,
     schedule: Callable[..., Any] | None = decaying,
     model: nn.Module | None = None,
+    data: list[dict[str, Tensor]] | None = None,
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """(loss a micro-batch, gradient norm a step, final weights) without any library.
 
@@ -92,7 +93,7 @@ def train_plain(
     optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad])
     moves = schedule(optimizer) if schedule is not None else None
     losses, norms = [], []
-    every = iter(batches(batch, steps * micro_batches))
+    every = iter(data or batches(batch, steps * micro_batches))
     for _ in range(steps):
         for _ in range(micro_batches):
             loss = model(**next(every)).loss

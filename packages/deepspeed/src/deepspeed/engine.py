@@ -17,7 +17,12 @@ from deepspeed.dataloader import DeepSpeedDataLoader
 from deepspeed.distributed import local_rank
 from deepspeed.engine_checkpoint import EngineCheckpoint
 from deepspeed.optimizer_face import DeepSpeedOptimizer
-from deepspeed.parameter_offload import ParameterOffload, gathers_parameters
+from deepspeed.parameter_offload import (
+    ParameterOffload,
+    gathers_parameters,
+    hide_external_parameters,
+    show_external_parameters,
+)
 from ds_core.contracts import StepReport
 from ds_core.engine import Engine
 from ds_core.errors import ConfigError
@@ -56,8 +61,9 @@ class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, DataAnswers, Engine):
         self.collate_fn = collate_fn
         self.training_dataloader: Any = None
         self.optimizer: Any = DeepSpeedOptimizer(self) if has_optimizer else None
-        if not has_optimizer and gathers_parameters(strategy):
-            self.optimizer = ParameterOffload(self)  # programs look for its hooks here
+        if gathers_parameters(strategy):
+            show_external_parameters(module)
+            self.optimizer = self.optimizer or ParameterOffload(self)  # has the hooks, at least
         self.basic_optimizer = strategy.optimizer if has_optimizer else None
         self._stepped = False
         self._compiled = False
@@ -212,6 +218,11 @@ class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, DataAnswers, Engine):
         empty = getattr(self.strategy, "empty_partition_cache", None)
         if empty is not None:
             empty()
+
+    def destroy(self) -> None:
+        """Give the module back as it was; the engine is of no use after."""
+        super().destroy()
+        hide_external_parameters(self.module)
 
     def offload_states(
         self, include: Any = None, device: Any = "cpu", pin_memory: bool = True, **options: Any

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -70,6 +71,24 @@ class ParameterOffload:
     @property
     def _coordinator(self) -> Any:
         return self._engine.strategy.coordinator
+
+
+def show_external_parameters(module: nn.Module) -> None:
+    """Let every module below answer `ds_external_parameters()`, as programs ask at stage 3."""
+    for child in module.modules():
+        child.__dict__["ds_external_parameters"] = partial(external_parameters, child)
+
+
+def hide_external_parameters(module: nn.Module) -> None:
+    """Undo `show_external_parameters`."""
+    for child in module.modules():
+        child.__dict__.pop("ds_external_parameters", None)
+
+
+def external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name, parameter) that `module` reads though another module owns it."""
+    for number, param in enumerate(module.__dict__.get("_external_params", {}).values()):
+        yield f"external{number}", param
 
 
 def gathers_parameters(strategy: object) -> bool:

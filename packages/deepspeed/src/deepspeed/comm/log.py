@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from deepspeed.comm.facade import TAPS, all_gather_object, get_rank, get_world_size, is_initialized
+import torch.distributed as dist
+
+from deepspeed.comm.facade import TAPS, get_rank, get_world_size, is_initialized
 from ds_core.errors import ConfigError
 
 
@@ -78,7 +80,7 @@ def _gather(own: Any) -> list[Any]:
     every: list[Any] = [None] * get_world_size()
     if not is_initialized():
         return [own]
-    all_gather_object(every, own)
+    dist.all_gather_object(every, own)  # unobserved: it is no collective of the program's
     return every
 
 
