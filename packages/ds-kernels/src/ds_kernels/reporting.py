@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from ds_kernels import backend
 
 
-@dataclass(frozen=True)
-class ReportRow:
+class ReportRow(NamedTuple):
     """One operation: `path` is how it runs here, `reason` why."""
 
     name: str
