@@ -191,3 +191,22 @@ def start_and_stop(stage: int) -> int:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_destroyed_engine_leaves_a_plain_module(stage):
     assert run_ranks(start_and_stop, 1, stage) == [0]
+
+
+def generate_between(interrupt: bool) -> list[float]:
+    torch.manual_seed(0)
+    engine = engine_of(FRUGAL, Reference())
+    losses = train(engine, range(2))
+    if interrupt:
+        offload = engine.strategy.parameter_offload
+        for hook in offload.forward_hooks:
+            hook.remove()
+        offload.forward_hooks = []
+        with GatheredParameters(engine.module.parameters()), torch.no_grad():
+            engine.module(*batch(9, 0))
+        offload._register_deepspeed_module(offload.module)
+    return losses + train(engine, range(2, 4))
+
+
+def test_hooks_can_be_taken_off_for_generation_and_put_back():
+    assert run_ranks(generate_between, 2, True) == run_ranks(generate_between, 2, False)

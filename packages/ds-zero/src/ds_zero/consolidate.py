@@ -154,3 +154,7 @@ def _write(
     from safetensors.torch import save_file
 
     save_file({name: tensor.clone() for name, tensor in chosen.items()}, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from ds_zero.params import Shard, ZeroParamStatus, finish_gather, shard_of, start_gather
+from ds_zero.watched import Watched, external_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +102,9 @@ class Coordinator:
 
     def watch_module(self, module: nn.Module) -> None:
         """Gather `module`'s own parameters for its forward."""
-        module._parameters = _Watched(module._parameters, self)
+        module._parameters = Watched(module._parameters, self.touch)
+        external = partial(external_parameters, module)
+        module.__dict__["ds_external_parameters"] = external  # programs call it on any module
         self.handles.append(module.register_forward_pre_hook(self._before))
         self.handles.append(module.register_forward_hook(self._after, always_call=True))
 
@@ -110,7 +114,8 @@ class Coordinator:
             handle.remove()
         self.handles = []
         for child in self._module.modules():
-            if isinstance(child._parameters, _Watched):
+            child.__dict__.pop("ds_external_parameters", None)
+            if isinstance(child._parameters, Watched):
                 child._parameters = dict(child._parameters)
 
     def fetch(self, shards: list[Shard], phase: str) -> None:
@@ -370,28 +375,6 @@ class Coordinator:
             return
         old, self._frozen_in_use = self._frozen_in_use, [shard]
         self.release(old, "backward")
-
-
-class _Watched(dict[str, Any]):
-    """A module's `_parameters` that tells when a parameter is read by name."""
-
-    def __init__(self, params: dict[str, Any], coordinator: Coordinator) -> None:
-        super().__init__(params)
-        self._coordinator = coordinator
-
-    def __getitem__(self, name: str) -> Any:
-        param = super().__getitem__(name)
-        if param is not None and self._coordinator._stack:
-            self._coordinator.touch(param)
-        return param
-
-    def __reduce__(self) -> Any:
-        return (dict, (dict(self),))  # copies and pickles of a module are not watched
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        import copy
-
-        return {name: copy.deepcopy(param, memo) for name, param in self.items()}
 
 
 def _phase() -> str:

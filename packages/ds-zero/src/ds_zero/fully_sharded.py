@@ -29,6 +29,7 @@ from ds_zero.exchange import Exchange
 from ds_zero.gathered import gathered
 from ds_zero.gradients import ShardedGradients
 from ds_zero.offload import SwappedWeights
+from ds_zero.offload_face import ParameterOffload
 from ds_zero.params import (
     Shard,
     ZeroParamStatus,
@@ -156,6 +157,7 @@ class FullySharded:
         self.reload_states = self._mover.reload
         _choose_kept(self._facts, settings.persist, settings.persist_total)
         self.coordinator = Coordinator(setup.module, settings.limits, leaves=leaves)
+        self.parameter_offload = ParameterOffload(setup.module, self.coordinator)
         self._by_index = [_shard(param) for param in self._facts]
         if exchange.world_size > 1 and all(s.device.type == "cpu" for s in self._by_index):
             exchange.assist = Assistance(self._comm, self._join)

@@ -159,3 +159,7 @@ def _whole(reader: ShardReader, name: str, slot: str) -> torch.Tensor:
     out = torch.empty(shape.numel(), dtype=reader.dtype(name, slot))
     reader.read(name, slot, 0, out)
     return out.view(shape)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
