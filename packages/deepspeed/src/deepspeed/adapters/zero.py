@@ -25,6 +25,7 @@ from ds_zero.gathered import (
 )
 from ds_zero.init import Init as _Init
 from ds_zero.init import wrap_constructor
+from ds_zero.legacy_checkpoints import ordered
 from ds_zero.params import ZeroParamStatus
 from ds_zero.sections import OffloadOptimizerSection, OffloadParamSection, ZeroSection
 
@@ -207,8 +208,6 @@ def get_optim_files(checkpoint_dir: str) -> list[str]:
 
 
 def _files(folder: str, pattern: str) -> list[str]:
-    from ds_zero.legacy_checkpoints import ordered
-
     found = [str(path) for path in ordered(Path(folder), pattern)]
     if not found:
         raise FileNotFoundError(f"{folder} holds no {pattern}")
