@@ -328,6 +328,7 @@ class Group:
 
 def measure(args):
     """All contestants in turn; returns the groups with their rounds."""
+    began = time.monotonic()
     chosen = [c for c in CONTESTANTS if c[0] != "peer" or args.peer_python]
     chosen = [c for c in chosen if not args.only or c[0] in args.only]
     with tempfile.TemporaryDirectory() as folder:
@@ -343,7 +344,9 @@ def measure(args):
                     group.end()
                     continue
                 groups.append(group)
-            for _ in range(args.rounds):
+            for number in range(args.rounds):
+                if number and time.monotonic() - began > args.budget:
+                    break
                 for group in groups:
                     group.rounds.append(group.turn(args.steps))
         finally:
@@ -369,7 +372,7 @@ def report(groups, args):
     reference = statistics.median(t for r in base.rounds for t in r["times"])
     print(
         f"{args.stages} stages, {LAYERS} blocks of width {args.width}, {MICRO_BATCHES} "
-        f"micro-batches of {ROWS} x {LENGTH}; {args.rounds} rounds of {args.steps} steps; "
+        f"micro-batches of {ROWS} x {LENGTH}; {len(base.rounds)} rounds of {args.steps} steps; "
         f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}\n"
     )
     print("| contestant | step (ms) | / ours 1f1b | idle by CPU | recorded | own | memory (MiB) |")
@@ -396,6 +399,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--peer-python", default="")
+    parser.add_argument("--budget", type=float, default=170.0, help="seconds for new rounds")
     parser.add_argument("--only", nargs="*", help="ours, torch, peer; default all")
     parser.add_argument("--pictures", default="", help="folder for recorded runs")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
