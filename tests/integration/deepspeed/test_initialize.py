@@ -91,7 +91,6 @@ PARAMETERS = {
         {"params": list(net[0].parameters())},
         {"params": list(net[2].parameters())},
     ],
-    "empty list": lambda net: [],
 }
 
 
@@ -248,6 +247,19 @@ def test_batch_sizes_can_change_while_training():
         ({"model": None, "config": CONFIG}, "expected a torch.nn.Module"),
         ({"model": nn.Linear(1, 1)}, "no configuration"),
         ({"model": nn.Linear(1, 1), "config": CONFIG, "mesh_param": (1, 1)}, "mesh_param"),
+        ({"model": nn.Linear(1, 1), "config": CONFIG, "optimizer": 5}, "optimizer is int"),
+        ({"model": nn.Linear(1, 1), "config": CONFIG, "optimizer": lambda p: 7}, "returned int"),
+        ({"model": nn.Linear(1, 1), "config": CONFIG, "model_parameters": 5}, "is int, expected"),
+        ({"model": nn.Linear(1, 1), "config": CONFIG, "model_parameters": []}, "is empty"),
+        ({"model": nn.Linear(1, 1), "config": CONFIG, "lr_scheduler": 5}, "expected a schedule"),
+        (
+            {
+                "model": nn.Linear(1, 1),
+                "config": CONFIG,
+                "model_parameters": nn.Linear(2, 2).parameters(),
+            },
+            "not in the model",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message):
@@ -286,6 +298,33 @@ def differ():
 
 def test_ranks_with_different_models_are_named():
     run_ranks(differ, 2)
+
+
+def differ_in_configuration():
+    config = {**CONFIG, "optimizer": {"type": "SGD", "params": {"lr": 0.1 + dist.get_rank()}}}
+    with pytest.raises(RankMismatchError, match="ranks disagree on the configuration: 'optimizer'"):
+        deepspeed.initialize(model=nn.Linear(1, 1), config=config)
+
+
+def test_ranks_with_different_settings_are_named():
+    run_ranks(differ_in_configuration, 2)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "Adagrad"])
+def test_models_in_float64_train_with_torch_optimizers(name):
+    config = {**CONFIG, "optimizer": {"type": name, "params": {"lr": 0.01}}}
+    engine, *_ = deepspeed.initialize(model=make_net().double(), config=config)
+    engine.backward(engine(torch.ones(1, 4, dtype=torch.float64)).mean())
+    assert not engine.step().skipped
+    assert engine.module[0].weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.Muon])
+def test_optimizers_that_need_whole_matrices_are_refused_where_these_are_cut(make):
+    net = nn.Linear(4, 4, bias=False)
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}}
+    with pytest.raises(ConfigError, match="looks at whole parameters"):
+        deepspeed.initialize(model=net, optimizer=make(net.parameters()), config=config)
 
 
 def weights_after_start():

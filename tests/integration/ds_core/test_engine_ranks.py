@@ -315,3 +315,20 @@ def test_a_model_cut_over_an_mpu_is_clipped_and_saved_as_a_whole(tmp_path):
     (norm, moved), (other_norm, other_moved) = run_ranks(train_halves, 2, str(tmp_path))
     assert norm == other_norm == pytest.approx(10.0)  # 2 ranks x 2 rows of (3, 4)
     assert (moved**2 + other_moved**2) ** 0.5 == pytest.approx(1.0, rel=1e-5)
+
+
+def skip_one_backward():
+    torch.manual_seed(0)
+    module = nn.Linear(3, 3)
+    engine = engine_over(module, lambda p: torch.optim.SGD(p, lr=0.1))
+    for step in range(3):
+        loss = engine(torch.ones(1, 3) * (1 + dist.get_rank())).square().mean()
+        if not (dist.get_rank() == 1 and step == 1):
+            engine.backward(loss)
+        engine.step()
+    return module.weight.detach()
+
+
+def test_a_rank_that_skips_a_backward_counts_as_zero_and_stays_equal():
+    first, second = run_ranks(skip_one_backward, 2)
+    assert torch.equal(first, second)

@@ -277,3 +277,33 @@ def _raise(_):
 
 def test_batches_are_functions_of_their_place():
     assert torch.equal(make_batch(3, 1, 0)[0], make_batch(3, 1, 0)[0])
+
+
+def test_a_parameter_unfrozen_after_the_start_is_an_error_naming_it():
+    module = nn.Linear(2, 1)
+    module.bias.requires_grad_(False)
+    groups = make_groups()
+    strategy = Replicated(
+        module,
+        parameter_groups(module.parameters()),
+        lambda params: torch.optim.SGD(params, lr=0.1),
+        groups=groups,
+        precision=PrecisionSettings(),
+    )
+    engine = Engine(module, strategy, groups=groups)
+    module.bias.requires_grad_(True)
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    with pytest.raises(StateError, match="'bias' was frozen when the engine was made"):
+        engine.step()
+
+
+@pytest.mark.parametrize("loss", [None, 1.0, (1, 2)])
+def test_a_loss_that_is_no_tensor_is_refused(loss):
+    with pytest.raises(ConfigError, match="needs the loss as a tensor"):
+        small_engine(nn.Linear(1, 1)).backward(loss)
+
+
+def test_a_detached_loss_is_refused():
+    engine = small_engine(nn.Linear(1, 1))
+    with pytest.raises(ConfigError, match="detached"):
+        engine.backward(engine(torch.ones(1, 1)).sum().detach())

@@ -27,7 +27,21 @@ def make_optimizer_factory(name: str, options: Mapping[str, Any]) -> MakeOptimiz
     key = name.lower()
     published = registry.find("optimizers", key)
     if published is not None:
-        return lambda groups: published(groups, dict(options))
+        return lambda groups: (
+            _of_torch(key, name, options)(groups)
+            if _has_float64(groups)
+            else published(groups, dict(options))
+        )
+    return _of_torch(key, name, options)
+
+
+def _has_float64(groups: list[dict[str, Any]]) -> bool:
+    """The published optimizers step fp32 and 16-bit parameters; torch's take any."""
+    return any(param.dtype == torch.float64 for group in groups for param in group["params"])
+
+
+def _of_torch(key: str, name: str, options: Mapping[str, Any]) -> MakeOptimizer:
+    """A factory of the class of `torch.optim`."""
     if key == "adam" and options.get("adam_w_mode", True):
         key = "adamw"  # the reference's "Adam" decouples weight decay unless told not to
     cls = _torch_class(key, name)

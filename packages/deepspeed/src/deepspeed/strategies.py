@@ -14,6 +14,7 @@ from deepspeed import registry
 from deepspeed.config import Config
 from deepspeed.precision import compute_dtype
 from ds_core.contracts import FlatStep, TensorStore
+from ds_core.errors import ConfigError
 from ds_core.forward_only import ForwardOnly
 from ds_core.groups import Groups
 from ds_core.optimizers import MakeOptimizer
@@ -21,6 +22,7 @@ from ds_core.precision import PrecisionSettings
 from ds_core.precision.cast import cast_module
 from ds_core.replicated import Replicated, ReplicatedSettings
 
+_BY_SHAPE = ("adafactor", "muon", "lamb", "lars", "shampoo", "soap", "sparseadam")
 _NOT_IN_ONE_PASS = ("amsgrad", "maximize", "torch_adam", "differentiable", "capturable")
 
 
@@ -109,7 +111,19 @@ def _sharded(parts: Parts, section: Any) -> Any:
         predivide=parts.predivide,
         flat_step=flat_step_for(parts.config, parts.optimizer),
     )
-    return make(section, setup, device=parts.device, make_store=_store_maker(parts.config))
+    strategy = make(section, setup, device=parts.device, make_store=_store_maker(parts.config))
+    _refuse_shape_dependent(strategy.optimizer, section.stage)
+    return strategy
+
+
+def _refuse_shape_dependent(optimizer: torch.optim.Optimizer, stage: int) -> None:
+    """A sharded strategy hands flat pieces of parameters to the optimizer."""
+    name = type(optimizer).__name__
+    if any(known in name.lower() for known in _BY_SHAPE):
+        raise ConfigError(
+            f"{name} looks at whole parameters, which zero_optimization.stage {stage} cuts into "
+            "flat pieces; use stage 0, or an elementwise optimizer such as AdamW"
+        )
 
 
 def _store_maker(config: Config) -> Callable[[Path], TensorStore] | None:
@@ -125,6 +139,8 @@ def flat_step_for(config: Config, optimizer: object) -> FlatStep | None:
     """The one-pass update that does what the optimizer does, if an installed package has one."""
     section: Any = config.sections.get("optimizer")
     if isinstance(optimizer, torch.optim.Optimizer):
+        if any(_asks_for_more(group) for group in optimizer.param_groups):
+            return None
         known = {torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
         name, options = known.get(type(optimizer), ""), optimizer.defaults
     elif section is not None:

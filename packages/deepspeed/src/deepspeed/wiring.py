@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,12 +145,14 @@ def build_engine(
 ) -> DeepSpeedEngine:
     """An engine of the resolved configuration; collective over all ranks."""
     require_agreement(groups.data, "the model", model_facts(model))
+    require_agreement(groups.data, "the configuration", _config_facts(config))
     device = devices.local_device(local_rank()) if device_type() != "cpu" else torch.device("cpu")
     devices.set_device(device)
-    trained, chosen = _choose_optimizer(model, config, optimizer, model_parameters)
+    trained, chosen = choose_optimizer(model, config, optimizer, model_parameters)
+    _require_own_parameters(model, trained)
     parts = Parts(model, trained, chosen, groups, precision_settings(config), config, device)
     strategy = make_strategy(parts)
-    schedule = _make_schedule(config, strategy.optimizer, lr_scheduler, chosen is not None)
+    schedule = make_schedule(config, strategy.optimizer, lr_scheduler, chosen is not None)
     engine = DeepSpeedEngine(
         model,
         strategy,
@@ -161,12 +163,12 @@ def build_engine(
         collate_fn=collate_fn,
         groups=groups,
         schedule=schedule,
-        hooks=_make_hooks(model, config, groups, strategy.optimizer),
+        hooks=make_hooks(model, config, groups, strategy.optimizer),
         autocast=autocast_context(config, device.type),
         state_scope="" if groups.model.world_size == 1 else f"mp{groups.model.rank:02d}.",
     )
     if "activation_checkpointing" in config.sections:
-        _configure_checkpointing(config, mpu)
+        configure_checkpointing(config, mpu)
     if config.general.log_level is not None:
         logging.getLogger("deepspeed").setLevel(config.general.log_level.upper())
     if config.general.dump_state and groups.world.rank == 0:
@@ -174,10 +176,31 @@ def build_engine(
     return engine
 
 
-def _configure_checkpointing(config: Config, mpu: Any) -> None:
+def configure_checkpointing(config: Config, mpu: Any) -> None:
     """Make the `activation_checkpointing` section the default of `deepspeed.checkpointing`."""
     section = config.section("activation_checkpointing")
     configure(mpu, deepspeed_config=SimpleNamespace(activation_checkpointing_config=section))
+
+
+def _config_facts(config: Config) -> dict[str, object]:
+    """What must be the same on all ranks; paths and the like may differ."""
+    alike = ("optimizer", "scheduler", "fp16", "bf16", "torch_autocast", "data_types")
+    facts: dict[str, object] = {"batch": config.batch, **asdict(config.general)}
+    facts |= {name: config.sections.get(name) for name in alike}
+    zero: Any = config.sections.get("zero_optimization")
+    return facts | {"zero_optimization.stage": None if zero is None else zero.stage}
+
+
+def _require_own_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> None:
+    own = set(model.parameters())
+    for number, group in enumerate(groups):
+        for param in group["params"]:
+            if param not in own:
+                raise ConfigError(
+                    f"parameter group {number} holds a parameter of shape {tuple(param.shape)} "
+                    f"that is not in the model ({type(model).__name__}); give initialize() the "
+                    "model these parameters belong to"
+                )
 
 
 def _world(groups: Groups, mpu: Any) -> WorldSize:
@@ -196,7 +219,7 @@ def _special_engine(model: nn.Module) -> Callable[..., Any] | None:
     return None
 
 
-def _choose_optimizer(
+def choose_optimizer(
     model: nn.Module,
     config: Config,
     given: GivenOptimizer | None,
@@ -204,11 +227,31 @@ def _choose_optimizer(
 ) -> tuple[list[dict[str, Any]], torch.optim.Optimizer | MakeOptimizer | None]:
     """The groups to train and what trains them."""
     section: Any = config.sections.get("optimizer")
+    if given is not None and not callable(given) and not isinstance(given, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optimizer is {type(given).__name__}, expected a torch.optim.Optimizer or a function "
+            "that makes one"
+        )
+    if isinstance(given, torch.optim.LBFGS):
+        raise ConfigError(
+            "LBFGS evaluates the loss several times a step, which an engine cannot; use another "
+            "optimizer, or LBFGS with plain torch"
+        )
     if isinstance(given, torch.optim.Optimizer):
         if section is not None:
             _two_optimizers()
         return parameter_groups(given.param_groups), given
+    if model_parameters is not None and not isinstance(model_parameters, Iterable):
+        raise ConfigError(
+            f"model_parameters is {type(model_parameters).__name__}, expected an iterable of "
+            "parameters or parameter groups"
+        )
     listed = list(model_parameters) if model_parameters is not None else []
+    if model_parameters is not None and not listed and (given or section) is not None:
+        raise ConfigError(
+            "model_parameters is empty (an iterator that was used up?); leave it out to train "
+            "every parameter that requires a gradient"
+        )
     groups = parameter_groups(listed or (p for p in model.parameters() if p.requires_grad))
     if given is not None:
         if section is not None:
@@ -235,7 +278,7 @@ def _as_given(groups: list[dict[str, Any]]) -> list[Any]:
     return list(groups[0]["params"]) if plain else groups
 
 
-def _make_schedule(
+def make_schedule(
     config: Config, optimizer: torch.optim.Optimizer, given: Any, has_optimizer: bool
 ) -> Any:
     section: Any = config.sections.get("scheduler")
@@ -246,7 +289,13 @@ def _make_schedule(
                 "'scheduler' section; the one that was given is used"
             )
         is_schedule = hasattr(given, "step") and hasattr(given, "state_dict")
-        return given if is_schedule or not callable(given) else given(optimizer)
+        made = given if is_schedule or not callable(given) else given(optimizer)
+        if not (hasattr(made, "step") and hasattr(made, "state_dict")):
+            raise ConfigError(
+                f"lr_scheduler is or makes {type(made).__name__}, expected a schedule with step() "
+                "and state_dict()"
+            )
+        return made
     if section is None or section.type is None:
         return None
     if not has_optimizer:
@@ -254,7 +303,7 @@ def _make_schedule(
     return build_schedule(section.type, optimizer, section.params)
 
 
-def _make_hooks(
+def make_hooks(
     model: nn.Module, config: Config, groups: Groups, optimizer: torch.optim.Optimizer
 ) -> list[Hook]:
     hooks: list[Hook] = input_casts(config)

@@ -158,6 +158,12 @@ class GradientBuckets:
         self._fired.clear()
         self._next = 0
 
+    def scale_local(self, factor: float) -> None:
+        """Multiply this rank's sums, before they are reduced."""
+        if factor != 1.0:
+            for param in self._used:
+                self.gradient(param).mul_(factor)
+
     def finish_sync(self, factor: float = 1.0) -> None:
         """Reduce what is left, wait for all, and multiply the sums by `factor`."""
         self._syncing = False

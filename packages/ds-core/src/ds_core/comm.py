@@ -104,7 +104,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Pending:
         """Reduce `tensor` over the group, in place."""
-        return self._run(
+        return self.run(
             "all_reduce",
             lambda: dist.all_reduce(tensor, op=op, group=self.group, async_op=True),
             tensor,
@@ -118,7 +118,7 @@ class Communicator:
         """Sum flat `tensor` (world * n elements) over the group; rank r gets piece r in `out`."""
         if self.world_size == 1:
             out.copy_(tensor)
-        return self._run(
+        return self.run(
             "reduce_scatter",
             lambda: dist.reduce_scatter_tensor(out, tensor, group=self.group, async_op=True),
             tensor,
@@ -132,7 +132,7 @@ class Communicator:
         """Collect each rank's flat `tensor` (n elements) in `out` (world * n), by rank."""
         if self.world_size == 1 and out.data_ptr() != tensor.data_ptr():
             out.copy_(tensor)
-        return self._run(
+        return self.run(
             "all_gather",
             lambda: dist.all_gather_into_tensor(out, tensor, group=self.group, async_op=True),
             tensor,
@@ -144,7 +144,7 @@ class Communicator:
         self, tensor: Tensor, src: int, *, label: str = "", async_op: bool = False
     ) -> Pending:
         """Copy rank `src`'s `tensor` to all, in place."""
-        return self._run(
+        return self.run(
             "broadcast",
             lambda: dist.broadcast(tensor, self.global_rank(src), group=self.group, async_op=True),
             tensor,
@@ -162,7 +162,7 @@ class Communicator:
 
     def barrier(self, label: str = "") -> None:
         """Return once every rank has arrived."""
-        self._run(
+        self.run(
             "barrier", lambda: dist.barrier(group=self.group, async_op=True), None, label, False
         )
 
@@ -189,7 +189,7 @@ class Communicator:
         )
         return box[0]
 
-    def _run(
+    def run(
         self,
         op: str,
         launch: Callable[[], dist.Work | None],
@@ -197,6 +197,11 @@ class Communicator:
         label: str,
         async_op: bool,
     ) -> Pending:
+        """Make a collective of any kind: `launch` starts it and returns its work.
+
+        It is counted, compared over the ranks if that was asked for, timed for observers, and its
+        failure is explained, like those above.
+        """
         self._calls += 1
         if self.world_size == 1:
             return DONE

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
+
+from ds_core.errors import StateError
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -35,6 +38,24 @@ class ParameterNames:
     def of(self, params: Iterable[nn.Parameter]) -> tuple[str, ...]:
         """The names of `params`, `?` for those the module does not know."""
         return tuple(self.names.get(param, "?") for param in params)
+
+
+class FrozenParams:
+    """The parameters of optimizer groups that were frozen when the strategy was made."""
+
+    def __init__(self, groups: Iterable[Mapping[str, Any]], names: ParameterNames) -> None:
+        self._names = names
+        self._frozen = [p for group in groups for p in group["params"] if not p.requires_grad]
+
+    def check(self) -> None:
+        """Raise `StateError` if one of them was unfrozen: nothing reduces or updates it."""
+        for param in self._frozen:
+            if param.requires_grad:
+                raise StateError(
+                    f"'{self._names.names.get(param, '?')}' was frozen when the engine was made "
+                    "and is not frozen now; make it trainable before initialize() and freeze it "
+                    "afterwards, or destroy the engine and initialize again"
+                )
 
 
 def named_buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -22,8 +22,15 @@ def parameter_groups(params: Iterable[Any]) -> Groups:
     Raises:
         ConfigError: for an empty list, a member that is no parameter, or one in two groups.
     """
+    if not isinstance(params, Iterable):
+        raise ConfigError(
+            f"parameters are {type(params).__name__}, expected an iterable of parameters or groups"
+        )
     given = list(params)
     if given and all(isinstance(entry, Mapping) for entry in given):
+        for number, entry in enumerate(given):
+            if "params" not in entry:
+                raise ConfigError(f"parameter group {number} has no 'params', only {list(entry)}")
         groups = [{**entry, "params": _listed(entry["params"])} for entry in given]
     else:
         groups = [{"params": _listed(given)}]
@@ -65,7 +72,12 @@ def build_optimizer(
     replaced = [
         {**group, "params": [replacement(param) for param in group["params"]]} for group in groups
     ]
-    return optimizer(replaced)
+    made = optimizer(replaced)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(
+            f"the optimizer function returned {type(made).__name__}, not a torch.optim.Optimizer"
+        )
+    return made
 
 
 def _repoint(

@@ -33,26 +33,41 @@ class RootScale:
         """The gradient to start backward from, shaped like `loss`.
 
         Raises:
-            ConfigError: if `loss` is not one number of a floating-point format.
+            ConfigError: if `loss` is not one number of a floating-point format that depends on
+                something trained.
         """
+        if not isinstance(loss, Tensor):
+            raise ConfigError(f"backward needs the loss as a tensor, got {type(loss).__name__}")
         if not loss.is_floating_point() or loss.numel() != 1:
             raise ConfigError(
                 f"backward needs a loss that is one floating-point number, got a tensor of shape "
                 f"{tuple(loss.shape)} and {loss.dtype}; reduce it first, e.g. loss.mean()"
+            )
+        if not loss.requires_grad:
+            raise ConfigError(
+                "backward needs a loss that depends on a trained parameter; this one is detached "
+                "(computed under no_grad, or from detached tensors)"
             )
         if self._before is None:
             self._scale = self._scaler.scale
             self._before = self._choose(divisor)
         return torch.full_like(loss, self._scale / self._before)
 
-    def remaining(self, divisor: float) -> float:
-        """What reduced sums must still be multiplied by.
+    def missing(self, divisor: float) -> float:
+        """What this rank's sums must be multiplied by before they meet those of other ranks.
 
-        A window without any pass of ours (plain `loss.backward()`) was not scaled at all: its
-        sums take the present loss scale on, so that unscaling is the same for all.
+        A window without any pass of ours (plain `loss.backward()`, or no backward on this rank)
+        was not scaled at the root; it takes on here what the others already carry.
         """
-        if self._before is None:
-            return self._scaler.scale / divisor
+        if self._before is not None:
+            return 1.0
+        self._scale = self._scaler.scale
+        self._before = self._choose(divisor)
+        return self._scale / self._before
+
+    def remaining(self, divisor: float) -> float:
+        """What sums over all ranks must still be multiplied by; call `missing` first."""
+        assert self._before is not None, "missing() fixes the root of the window"
         return self._before / divisor
 
     def reset(self) -> None:

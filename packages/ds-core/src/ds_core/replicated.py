@@ -20,7 +20,7 @@ from ds_core.clip import total_norm
 from ds_core.contracts import LoadWhat, Pending, ShardReader, StepReport, TensorShard
 from ds_core.gate import StepGate
 from ds_core.groups import Groups
-from ds_core.naming import ParameterNames, named_buffers
+from ds_core.naming import FrozenParams, ParameterNames, named_buffers
 from ds_core.optimizers import MakeOptimizer, build_optimizer
 from ds_core.precision import MasterWeights, PrecisionSettings
 from ds_core.reduction import Message, RootScale, is_model_parallel
@@ -76,6 +76,7 @@ class Replicated:
         self._module, self._groups = module, groups
         self._names = ParameterNames(module)
         params = trained_params(param_groups)
+        self._frozen = FrozenParams(param_groups, self._names)
         self._gate = StepGate(precision.make_scaler(), max_norm=settings.max_norm)
         self._root = RootScale(
             self._gate.scaler, world_size=groups.data.world_size, predivide=settings.predivide
@@ -120,6 +121,7 @@ class Replicated:
             self._reduce(divisor)
 
     def step(self, *, divisor: float) -> StepReport:
+        self._frozen.check()
         if not self._buckets.reduced or self._buckets.dirty:
             self._reduce(divisor)
         grads = self._hand_over()
@@ -188,11 +190,13 @@ class Replicated:
         return self._held.get(param, param)
 
     def _reduce(self, divisor: float) -> None:
+        local = self._root.missing(divisor)
+        self._buckets.scale_local(local)
         factor = self._root.remaining(divisor)
         if not self._buckets.reduced and not self._buckets.syncing:
             self._buckets.begin_late_sync()
         self._buckets.finish_sync(factor)
-        self._sparse.reduce(factor)
+        self._sparse.reduce(factor, local=local)
 
     def _hand_over(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Give what the optimizer updates its gradient; none to parameters nobody used."""

@@ -42,8 +42,11 @@ class SparseGradients:
         self.params, self._comm = list(params), comm
         self._unused: set[nn.Parameter] = set()
 
-    def reduce(self, factor: float) -> None:
-        """Replace each gradient by (sum over ranks) * factor; all ranks call this."""
+    def reduce(self, factor: float, *, local: float = 1.0) -> None:
+        """Replace each gradient by (sum over ranks of gradient * local) * factor.
+
+        All ranks call this, each with its own `local`.
+        """
         if not self.params:
             return
         rows = [_rows(param) for param in self.params]
@@ -55,7 +58,10 @@ class SparseGradients:
                 self._unused.add(param)
                 param.grad = None
                 continue
-            indices, values = self._gather_rows(param, rows[index], [max(0, n) for n in sizes])
+            found = rows[index]
+            if found is not None and local != 1.0:
+                found = (found[0], found[1] * local)
+            indices, values = self._gather_rows(param, found, [max(0, n) for n in sizes])
             total = torch.sparse_coo_tensor(
                 indices[None], values * factor, tuple(param.shape), check_invariants=False
             ).coalesce()

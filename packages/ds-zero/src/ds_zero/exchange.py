@@ -55,7 +55,7 @@ class Exchange:
         if not self._scatter:
             return self.comm.all_reduce(flat, label=label, async_op=True)
         if flat.device.type == "cpu":
-            work = self.comm._run(
+            work = self.comm.run(
                 "reduce_scatter", lambda: self._send_sums(flat, label), flat, label, True
             )
             return work if self.assist is None else self.assist.watch(work)
@@ -87,7 +87,7 @@ class Exchange:
 
     def copies(self, shares: Tensor, label: str) -> Pending:
         """Start sending the own row of `shares` to all, and receiving the others."""
-        return self.comm._run(
+        return self.comm.run(
             "all_gather", lambda: self._send_copies(shares, label), shares, label, True
         )
 

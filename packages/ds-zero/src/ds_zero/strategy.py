@@ -14,7 +14,7 @@ from ds_core.contracts import FlatStep, StepReport
 from ds_core.errors import StateError
 from ds_core.gate import StepGate
 from ds_core.groups import Groups
-from ds_core.naming import ParameterNames
+from ds_core.naming import FrozenParams, ParameterNames
 from ds_core.optimizers import MakeOptimizer
 from ds_core.precision import PrecisionSettings
 from ds_core.reduction import RootScale, is_model_parallel
@@ -109,6 +109,8 @@ class ShardedUpdate:
     ) -> None:
         self.gradients, self.units, self.facts = gradients, units, facts
         self._groups, self._require_used = setup.groups, require_used
+        self._unscaled = 1.0
+        self._frozen = FrozenParams(setup.param_groups, ParameterNames(setup.module))
         self.gate = StepGate(setup.precision.make_scaler(), max_norm=setup.max_norm)
         self._root = RootScale(
             self.gate.scaler, world_size=setup.groups.data.world_size, predivide=setup.predivide
@@ -143,6 +145,7 @@ class ShardedUpdate:
 
     def step(self, *, divisor: float) -> StepReport:
         """Measure, clip, update the shares this rank owns."""
+        self._frozen.check()
         if not self.gradients.reduced or self.gradients.dirty:
             self._finish(divisor)
         norm, unused = self._measure()
@@ -170,6 +173,7 @@ class ShardedUpdate:
         return self.gradients.share(segment.unit)[segment.begin : segment.end]
 
     def _finish(self, divisor: float) -> None:
+        self._unscaled = self._root.missing(divisor)
         self.gradients.finish(self._root.remaining(divisor))
 
     def _measure(self) -> tuple[float, set[nn.Parameter]]:
@@ -177,16 +181,25 @@ class ShardedUpdate:
         data, model = self._groups.data, self._groups.model
         shared, sharded = self._by_replication(model.world_size > 1)
         used = self.gradients.used()
-        numbers = [_squares(shared), _squares(sharded)]
+        plain = bool(used) and self._unscaled != 1.0  # gradients of plain backward() calls
+        numbers = [_squares(shared), _squares(sharded), float(plain)]
         numbers += [float(param in used) for param in self._params]
         box = torch.tensor(numbers, dtype=torch.float64, device=data.device)
         data.all_reduce(box, label="gradient norm").wait()
-        own, split, *flags = box.tolist()
+        own, split, any_plain, *flags = box.tolist()
+        if any_plain:
+            self._scale_plain()
+            own, split = own * self._unscaled**2, split * self._unscaled**2
         unused = {param for param, flag in zip(self._params, flags, strict=True) if not flag}
         if model.world_size == 1:
             return _root(own + split), unused
         total = model.sum_number(split + (own if model.rank == 0 else 0.0), label="gradient norm")
         return _root(total), unused
+
+    def _scale_plain(self) -> None:
+        """Bring a window of plain backward() calls to the scale of the engine's own."""
+        for unit in self.units:
+            self.gradients.share(unit).mul_(self._unscaled)
 
     def _by_replication(self, cut_over_model: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Shares that all ranks of the model group hold alike, and those only this one holds."""

@@ -140,10 +140,10 @@ def make(
     require_agreement(groups.data, "the model", model_facts(model))
     device = devices.local_device(local_rank()) if device_type() != "cpu" else torch.device("cpu")
     devices.set_device(device)
-    trained, chosen = _choose_optimizer(model, config, optimizer, model_parameters)
+    trained, chosen = choose_optimizer(model, config, optimizer, model_parameters)
     parts = Parts(model, trained, chosen, groups, precision_settings(config), config, device)
     strategy = make_strategy(parts)
-    schedule = wiring._make_schedule(config, strategy.optimizer, lr_scheduler, chosen is not None)
+    schedule = wiring.make_schedule(config, strategy.optimizer, lr_scheduler, chosen is not None)
     engine = PipelineEngine(
         model,
         strategy,
@@ -155,7 +155,7 @@ def make(
         collate_fn=collate_fn,
         groups=groups,
         schedule=schedule,
-        hooks=wiring._make_hooks(model, config, groups, strategy.optimizer),
+        hooks=wiring.make_hooks(model, config, groups, strategy.optimizer),
         autocast=autocast_context(config, device.type),
     )
     if training_data is not None:
@@ -185,7 +185,7 @@ def _apply(section: Any, model: PipelineModule) -> None:
 
 def _recompute_as_configured(config: Config, model: PipelineModule) -> None:
     """Let the `activation_checkpointing` section rule over the module's own default."""
-    wiring._configure_checkpointing(config, model.mpu())
+    wiring.configure_checkpointing(config, model.mpu())
     if model.activation_checkpoint_func is keep_no_activations:
         model.activation_checkpoint_func = activation_checkpointing.checkpoint
 
@@ -198,12 +198,12 @@ def _check(config: Config) -> None:
         )
 
 
-def _choose_optimizer(
+def choose_optimizer(
     model: PipelineModule, config: Config, given: Any, params: Iterable[Any] | None
 ) -> Any:
     """As for any model, but a stage may have nothing to train."""
     if any(param.requires_grad for param in model.parameters()):
-        return wiring._choose_optimizer(model, config, given, params)
+        return wiring.choose_optimizer(model, config, given, params)
     section: Any = config.sections.get("optimizer")
     empty: list[dict[str, Any]] = [{"params": []}]
     if given is not None or section is None:
