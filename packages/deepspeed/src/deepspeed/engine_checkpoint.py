@@ -14,6 +14,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from deepspeed.config import Config
+from deepspeed.foreign_checkpoint import (
+    copy_recovery_script,
+    foreign_folder,
+    load_foreign,
+    make_executable,
+)
 from ds_core.checkpoint import AsyncSaver
 from ds_core.contracts import LoadWhat
 from ds_core.engine import Counters
@@ -34,6 +40,7 @@ class EngineCheckpoint:
     groups: Groups
     basic_optimizer: Any
     counters: Counters
+    zero_optimization: Callable[[], bool]
     loaded_checkpoint_tag: str | None = None
     _saver: AsyncSaver | None = None
 
@@ -78,7 +85,16 @@ class EngineCheckpoint:
             if writer is not None and writer.show_statistics:
                 seconds = time.perf_counter() - start
                 logger.info("saved %s: %d bytes by this rank in %.2f s", tag, bar.n, seconds)
+        if self.zero_optimization() and self.groups.world.rank == 0:
+            self._copy_recovery_script(os.fspath(save_dir))
         return True
+
+    def _copy_recovery_script(self, save_path: str) -> None:
+        """Leave `zero_to_fp32.py` beside the checkpoints (programs replace this method)."""
+        copy_recovery_script(Path(save_path))
+
+    def _change_recovery_script_permissions(self, dst: str) -> None:
+        make_executable(Path(dst))
 
     def load_checkpoint(
         self,
@@ -111,21 +127,25 @@ class EngineCheckpoint:
                 "and engine.module can be edited inside zero.GatheredParameters"
             )
         self.wait_for_checkpoint()
+        everything = not load_module_only
+        what = LoadWhat(
+            weights=True,
+            optimizer=everything and load_optimizer_states and self.basic_optimizer is not None,
+            strict=load_module_strict,
+        )
+        rest = {"schedule": everything and load_lr_scheduler_states, "progress": everything}
+        foreign = foreign_folder(Path(load_dir), tag)
+        if foreign is not None:
+            return str(foreign), load_foreign(self, foreign, what=what, **rest)
         if tag is None and not (Path(load_dir) / "latest").exists():
             logger.warning("no file %s/latest: nothing was loaded; pass a tag", load_dir)
             return None, None
-        everything = not load_module_only
         with load_engine(
             self,  # type: ignore[arg-type]
             load_dir,
             tag,
-            what=LoadWhat(
-                weights=True,
-                optimizer=everything and load_optimizer_states and self.basic_optimizer is not None,
-                strict=load_module_strict,
-            ),
-            schedule=everything and load_lr_scheduler_states,
-            progress=everything,
+            what=what,
+            **rest,
         ) as checkpoint:
             self.loaded_checkpoint_tag = checkpoint.tag
             return str(checkpoint.path), checkpoint.client_state()
