@@ -182,6 +182,23 @@ def bench(session: nox.Session) -> None:
     run(session, "python", str(scripts[name]), *rest)
 
 
+CLIENTS = [
+    *("transformers==5.24.0", "accelerate==1.15.0", "peft==0.21.2", "lightning==2.6.6"),
+    *("trl==1.16.0", "datasets==5.2.0", "tokenizers==0.23.3", "huggingface_hub==2.4.0"),
+]
+
+
+@nox.session
+def clients(session: nox.Session) -> None:
+    """The programs people have: transformers, accelerate, peft, lightning and trl on ours."""
+    wanted = [*BUILD, *RUNTIME, *EXTRAS, *TESTING, *CLIENTS]
+    session.install("-c", "constraints.txt", *wanted, silent=True)
+    ours = [part for name in PACKAGES for part in ("-e", f"packages/{name}")]
+    session.install("--no-deps", "--no-build-isolation", *ours, silent=True)
+    quiet = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    session.run("pytest", "tests/integration/clients", *session.posargs, env=quiet)
+
+
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """10,000 random calls of the native optimizers under AddressSanitizer."""
