@@ -94,5 +94,5 @@ def test_small_helpers_keep_their_behaviour():
 
 
 def test_what_is_not_offered_says_what_to_use():
-    with pytest.raises(AttributeError, match="get_partition_size is not offered: see ds_core"):
+    with pytest.raises(NotImplementedError, match="get_partition_size: see ds_core"):
         deepspeed.checkpointing.get_partition_size(torch.ones(1))
