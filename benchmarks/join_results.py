@@ -26,8 +26,16 @@ from `results/` by `python benchmarks/join_results.py`.
 """
 
 
+def section(file: Path) -> str:
+    """The text of one file, at the second heading level, pictures found from here."""
+    text = file.read_text().strip()
+    if text.startswith("# "):
+        text = "#" + text
+    return text.replace("](curriculum.png)", "](results/curriculum.png)")
+
+
 def main() -> None:
-    sections = {file.stem: file.read_text().strip() for file in (HERE / "results").glob("*.md")}
+    sections = {file.stem: section(file) for file in (HERE / "results").glob("*.md")}
     known = [name for name in ORDER if name in sections]
     rest = sorted(set(sections) - set(known))
     text = [HEAD.strip(), *(sections[name] for name in [*known, *rest])]
