@@ -27,14 +27,20 @@ class DictStore:
         self.tensors: dict[str, Tensor] = {}
 
     def write(self, key: str, tensor: Tensor, offset: int = 0) -> Any:
-        assert offset == 0
-        self.tensors[key] = tensor.clone()
+        if offset == 0 and tensor.nbytes >= self.nbytes(key):
+            self.tensors[key] = tensor.clone()
+        else:
+            stored = self.tensors[key].view(torch.uint8)
+            stored[offset : offset + tensor.nbytes].copy_(tensor.view(torch.uint8))
         return DONE
 
     def read(self, key: str, out: Tensor, offset: int = 0) -> Any:
         stored = self.tensors[key].view(torch.uint8)
         out.view(torch.uint8).copy_(stored[offset : offset + out.nbytes])
         return DONE
+
+    def nbytes(self, key: str) -> int:
+        return self.tensors[key].nbytes if key in self.tensors else 0
 
     def close(self) -> None:
         self.tensors.clear()

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+import ds_zero
 from ds_zero.sections import (
+    LeafModuleSection,
     OffloadOptimizerSection,
     OffloadParamSection,
     ZeroSection,
 )
+
+KINDS = (ZeroSection, OffloadOptimizerSection, OffloadParamSection, LeafModuleSection)
+READ_BY_NAME = {"stage3_gather_16bit_weights_on_model_save", "override_module_apply"}
+"""Keys that the meta-package or `Init` looks up by name."""
 
 
 @pytest.mark.parametrize(
@@ -32,7 +40,7 @@ def test_what_is_not_offered_is_refused_by_name(key, value):
 
 
 def test_every_field_says_what_it_is():
-    for kind in (ZeroSection, OffloadOptimizerSection, OffloadParamSection):
+    for kind in KINDS:
         for entry in dataclasses.fields(kind):
             assert entry.metadata["doc"], entry.name
 
@@ -52,3 +60,17 @@ def test_parameters_are_offloaded_at_stage_3_only(stage):
 def test_nvme_needs_a_folder():
     with pytest.raises(ValueError, match="nvme_path"):
         OffloadOptimizerSection(device="nvme")
+
+
+def attributes_read() -> set[str]:
+    """Every attribute name that the package's code reads."""
+    files = Path(ds_zero.__file__).parent.glob("*.py")
+    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text())))
+    return {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
+
+
+def test_every_key_is_acted_on_or_refused_or_deprecated():
+    facts = {entry.name: entry.metadata for kind in KINDS for entry in dataclasses.fields(kind)}
+    idle = {name for name, fact in facts.items() if not {"only", "deprecated"} & fact.keys()}
+    assert idle - attributes_read() == READ_BY_NAME
+    assert not any("no effect" in facts[name]["doc"] for name in idle)

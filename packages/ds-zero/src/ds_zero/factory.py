@@ -17,7 +17,7 @@ from ds_zero.fully_sharded import FullySettings, FullySharded
 from ds_zero.leaves import find_leaves
 from ds_zero.offload import Swapped
 from ds_zero.params import shard_of
-from ds_zero.sections import ZeroSection
+from ds_zero.sections import OffloadOptimizerSection, ZeroSection
 from ds_zero.sharded import Sharded, ShardedSettings
 from ds_zero.strategy import Offload, Setup
 
@@ -52,12 +52,18 @@ def _offload(section: ZeroSection, make_store: MakeStore | None) -> Offload:
     residence = None
     if optimizer.device == "nvme":
         store = _store(optimizer.nvme_path, make_store)
-        residence = partial(_swapped, store, optimizer.pipeline_read, optimizer.pipeline_write)
+        residence = partial(_swapped, store, optimizer)
     return Offload(part=optimizer.ratio, pin_memory=optimizer.pin_memory, residence=residence)
 
 
-def _swapped(store: Callable[[], TensorStore], read_ahead: bool, write_behind: bool) -> Swapped:
-    return Swapped(store(), read_ahead=read_ahead, write_behind=write_behind)
+def _swapped(make_store: Callable[[], TensorStore], section: OffloadOptimizerSection) -> Swapped:
+    return Swapped(
+        make_store(),
+        read_ahead=section.pipeline_read,
+        write_behind=section.pipeline_write,
+        count=section.buffer_count,
+        fast_init=section.fast_init,
+    )
 
 
 def _store(path: Path | None, make_store: MakeStore | None) -> Callable[[], TensorStore]:
@@ -115,8 +121,11 @@ def _fully_sharded(
         offload=_offload(section, make_store),
         weights_store=_store(param.nvme_path, make_store) if on_nvme else None,
         weights_in_memory=param.max_in_cpu,
+        weights_piece=param.buffer_size,
+        weights_pieces=param.buffer_count,
         check=section.enable_sanity_checks,
         shares_on_host=param.device != "none",
+        pin_shares=param.pin_memory,
         device=device,
         dtype=setup.precision.compute_dtype,
     )

@@ -28,8 +28,8 @@ from ds_zero.coordinator import Coordinator, Limits
 from ds_zero.exchange import Exchange
 from ds_zero.gathered import gathered
 from ds_zero.gradients import ShardedGradients
-from ds_zero.offload import SwappedWeights
 from ds_zero.offload_face import ParameterOffload
+from ds_zero.offload_weights import SwappedWeights
 from ds_zero.params import (
     Shard,
     ZeroParamStatus,
@@ -63,9 +63,12 @@ class FullySettings:
         limits: how much is gathered at a time.
         check: compare each collective over all ranks before it is made (on accelerators; messages
             on the CPU are tagged with what they are anyway).
-        shares_on_host: shares of parameters lie in host memory, page-locked if masters are.
+        shares_on_host: shares of parameters lie in host memory.
+        pin_shares: page-lock that memory, where a device copies from it.
         weights_store: makes the store that holds shares of parameters between uses, or None.
         weights_in_memory: most elements of shares that stay in memory all the same.
+        weights_piece: most elements of stored shares that a step has in one buffer.
+        weights_pieces: most such buffers.
         device, dtype: where parameters compute, and in which format; None leaves them alone.
     """
 
@@ -83,8 +86,11 @@ class FullySettings:
     offload: Offload = field(default_factory=Offload)
     check: bool = False
     shares_on_host: bool = False
+    pin_shares: bool = True
     weights_store: Callable[[], TensorStore] | None = None
     weights_in_memory: int = 0
+    weights_piece: int = 100_000_000
+    weights_pieces: int = 5
     device: torch.device | None = None
     dtype: torch.dtype | None = None
 
@@ -102,7 +108,7 @@ class FullySharded:
         settings = settings or FullySettings()
         self._module, self._comm = setup.module, setup.groups.data
         self._round_weights = settings.round_weights
-        self._shares_on_host = settings.shares_on_host
+        self._shares_on_host, self._pin_shares = settings.shares_on_host, settings.pin_shares
         exchange = Exchange(
             _checked(self._comm) if settings.check else self._comm,
             reduce_scatter=settings.reduce_scatter,
@@ -140,7 +146,7 @@ class FullySharded:
             self._facts,
             self._units,
             gradients,
-            segment_limit=settings.step_elements,
+            segment_limit=_segment_limit(settings),
             offload=offload,
             require_used=settings.require_used,
             original=before.original,
@@ -278,7 +284,8 @@ class FullySharded:
         """Let the shares of the unit's parameters lie in one flat memory."""
         host = self._shares_on_host and unit.device.type != "cpu"
         device = torch.device("cpu") if host else unit.device
-        unit.weights = torch.zeros(unit.share, dtype=unit.dtype, device=device, pin_memory=host)
+        pin = host and self._pin_shares
+        unit.weights = torch.zeros(unit.share, dtype=unit.dtype, device=device, pin_memory=pin)
         for offset, shard in self._places(unit):
             place = unit.weights[offset : offset + shard.width]
             place.copy_(shard.local)
@@ -304,7 +311,7 @@ class FullySharded:
         if settings.weights_store is None:
             return offload, None
         inner = offload.residence() if offload.residence is not None else None
-        swapped = SwappedWeights(settings.weights_store(), inner)
+        swapped = SwappedWeights(settings.weights_store(), inner, count=settings.weights_pieces)
         kept = 0
         for unit in self._units:
             kept += unit.share
@@ -351,6 +358,13 @@ class FullySharded:
         for param, fact in self._facts.items():
             if param not in own or fact.numel == 0:
                 yield fact, _shard(param), not param.requires_grad
+
+
+def _segment_limit(settings: FullySettings) -> int:
+    """Most elements that are stepped at once, and staged where weights lie in a store."""
+    if settings.weights_store is None:
+        return settings.step_elements
+    return max(1, min(settings.step_elements, settings.weights_piece))
 
 
 def _checked(comm: Communicator) -> Communicator:

@@ -1,8 +1,7 @@
-"""Masters, moments and weights that lie in a tensor store between steps."""
+"""Masters and moments that lie in a tensor store between steps."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +10,8 @@ from torch import Tensor
 
 from ds_core.contracts import WEIGHT as MASTER
 from ds_core.contracts import Pending, TensorStore
-from ds_zero.memory import PAGE, aligned, give_back
-from ds_zero.params import Shard
-from ds_zero.segments import InMemory, Part, Residence, Segment
-from ds_zero.units import Unit
+from ds_zero.memory import Buffers, give_back
+from ds_zero.segments import Part, Segment
 
 
 @dataclass(eq=False)
@@ -31,36 +28,54 @@ class _Stored:
 class Swapped:
     """The residence of masters and moments in a `TensorStore`.
 
-    A segment's values are read while the one before it steps, and written while the one after it
-    does; memory holds three segments at most. Buffers have the size of the largest segment.
+    A segment's values are read while the one before it steps, and written while those after it
+    do. Buffers have the size of the largest segment.
 
     Args:
         store: this object closes it.
         read_ahead: read the next segment early.
         write_behind: do not wait for writes before the next segment steps.
+        count: most segments in memory at a time: one read, one stepped, others being written.
+            With 1 each is read, stepped and written before the next.
+        fast_init: write the first masters side by side, up to `count`, not one after the other.
     """
 
     def __init__(
-        self, store: TensorStore, *, read_ahead: bool = True, write_behind: bool = True
+        self,
+        store: TensorStore,
+        *,
+        read_ahead: bool = True,
+        write_behind: bool = True,
+        count: int = 4,
+        fast_init: bool = False,
     ) -> None:
         self._store, self._read_ahead, self._write_behind = store, read_ahead, write_behind
+        self._count, self._fast_init = max(count, 1), fast_init
         self._stored: dict[Segment, _Stored] = {}
-        self._free: list[Tensor] = []
+        self._buffers = Buffers()
+        self._inside: set[_Stored] = set()
         self._pending: list[_Stored] = []
         self._optimizer: torch.optim.Optimizer | None = None
 
     def admit(self, segment: Segment) -> None:
-        if segment.numel:
-            stored = self._stored.setdefault(segment, _Stored())
-            stored.slots = {MASTER: segment.master.dtype}
-            self._store.write(f"{segment.key}.{MASTER}", segment.master).wait()
-            segment.master = torch.empty(0, dtype=segment.master.dtype)
+        if not segment.numel:
+            return
+        stored = self._stored.setdefault(segment, _Stored())
+        stored.slots = {MASTER: segment.master.dtype}
+        work = self._store.write(f"{segment.key}.{MASTER}", segment.master)
+        stored.writes.append((work, segment.master))
+        self._inside.add(stored)
+        self._pending.append(stored)
+        segment.master = torch.empty(0, dtype=segment.master.dtype)
+        self._make_room(self._count if self._fast_init else 1)
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+        self.drain()
 
     def prefetch(self, segment: Segment) -> None:
-        if self._read_ahead:
+        self._reap()
+        if self._read_ahead and len(self._inside) < self._count:
             self._start_reading(segment)
 
     def enter(self, segment: Segment) -> None:
@@ -70,6 +85,8 @@ class Swapped:
         stored.depth += 1
         if stored.depth > 1 or not self._is_out(segment):
             return
+        if stored not in self._inside:
+            self._make_room(self._count)
         self._start_reading(segment)
         for read in stored.reads:
             read.wait()
@@ -83,32 +100,27 @@ class Swapped:
         stored.depth = max(0, stored.depth - 1)
         if stored.depth:
             return
-        self._reap()
         values = self._collect(segment, stored)
         for slot, value in values.items():
             if changed:
                 work = self._store.write(f"{segment.key}.{slot}", value)
                 stored.writes.append((work, value))
             else:
-                self._give_back(value)
+                self._buffers.put_back(value)
         del values
         self._unbind(segment)
         give_back()
         self._pending.append(stored)
-        if not self._write_behind or len(self._pending) > 2:
+        if not self._write_behind:
             self.drain()
 
     def drain(self) -> None:
-        for stored in self._pending:
-            for work, value in stored.writes:
-                work.wait()
-                self._give_back(value)
-            stored.writes.clear()
-        self._pending.clear()
+        while self._pending:
+            self._finish(self._pending[0])
 
     def close(self) -> None:
         self.drain()
-        self._free.clear()
+        self._buffers.clear()
         self._stored.clear()
         self._store.close()
 
@@ -119,12 +131,10 @@ class Swapped:
         stored = self._stored.get(segment)
         if stored is None or stored.buffers or not self._is_out(segment):
             return
-        for work, value in stored.writes:
-            work.wait()
-            self._give_back(value)
-        stored.writes.clear()
+        self._finish(stored)
+        self._inside.add(stored)
         for slot, dtype in stored.slots.items():
-            buffer = self._take(segment.numel, dtype)
+            buffer = self._buffers.take(segment.numel, dtype)
             stored.reads.append(self._store.read(f"{segment.key}.{slot}", buffer))
             stored.buffers[slot] = buffer
 
@@ -164,7 +174,7 @@ class Swapped:
                 first.untyped_storage().nbytes()
             ):
                 return first.detach().as_strided((whole,), (1,), offset)
-        joined = self._take(whole, first.dtype).zero_()
+        joined = self._buffers.take(whole, first.dtype).zero_()
         for start, end, run in runs:
             joined[start:end] = run
         return joined
@@ -184,103 +194,23 @@ class Swapped:
         found: dict[str, Any] = self._optimizer.state.get(part.param, {})
         return found
 
+    def _make_room(self, count: int) -> None:
+        """Wait for writes until there is room for one more segment, of `count`."""
+        self._reap()
+        while self._pending and len(self._inside) >= count:
+            self._finish(self._pending[0])
+
     def _reap(self) -> None:
         for stored in list(self._pending):
             if all(work.done() for work, _ in stored.writes):
-                for work, value in stored.writes:
-                    work.wait()
-                    self._give_back(value)
-                stored.writes.clear()
-                self._pending.remove(stored)
+                self._finish(stored)
 
-    def _take(self, numel: int, dtype: torch.dtype) -> Tensor:
-        nbytes = numel * dtype.itemsize
-        for index, block in enumerate(self._free):
-            if nbytes <= block.numel() < 2 * nbytes + PAGE:
-                return self._free.pop(index)[:nbytes].view(dtype)
-        return aligned(numel, dtype)
-
-    def _give_back(self, value: Tensor) -> None:
-        if len(self._free) < 8 and value.data_ptr() % PAGE == 0:
-            self._free.append(value.detach().view(torch.uint8))
-
-
-class SwappedWeights:
-    """Keeps the weights of some units in a store too; wraps the residence of the masters.
-
-    Memory of a unit's weights exists only while its shares are being written.
-    """
-
-    def __init__(self, store: TensorStore, inner: Residence | None = None) -> None:
-        self._store = store
-        self.inner: Residence = inner or InMemory()
-        self._users: Counter[Unit] = Counter()
-        self.units: set[Unit] = set()
-
-    def take(self, unit: Unit, shards: list[tuple[int, Shard]]) -> None:
-        """Move the unit's weights to the store; `shards` are its parameters by offset."""
-        key = self._key(unit)
-        self._store.write(key, unit.weights).wait()
-        self.units.add(unit)
-        for offset, shard in shards:
-            shard.fetch_local = _Read(self._store, key, offset * unit.dtype.itemsize)
-        unit.weights.untyped_storage().resize_(0)
-
-    def admit(self, segment: Segment) -> None:
-        self.inner.admit(segment)
-
-    def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        self.inner.begin(optimizer)
-
-    def prefetch(self, segment: Segment) -> None:
-        self.inner.prefetch(segment)
-
-    def enter(self, segment: Segment) -> None:
-        self._bring_in(segment.unit)
-        self.inner.enter(segment)
-
-    def leave(self, segment: Segment, *, changed: bool) -> None:
-        self.inner.leave(segment, changed=changed)
-        unit = segment.unit
-        if unit not in self.units:
-            return
-        self._users[unit] -= 1
-        if changed:
-            self._store.write(self._key(unit), unit.weights).wait()
-        if self._users[unit] <= 0:
-            unit.weights.untyped_storage().resize_(0)
-
-    def drain(self) -> None:
-        self.inner.drain()
-
-    def close(self) -> None:
-        self.inner.close()
-        self._store.close()
-
-    def bring_back(self) -> None:
-        """Put all weights into memory for good."""
-        for unit in self.units:
-            self._bring_in(unit)
-        self.units = set()
-
-    def _bring_in(self, unit: Unit) -> None:
-        if unit not in self.units:
-            return
-        self._users[unit] += 1
-        if self._users[unit] == 1:
-            storage = unit.weights.untyped_storage()
-            storage.resize_(unit.share * unit.dtype.itemsize)
-            self._store.read(self._key(unit), unit.weights).wait()
-
-    def _key(self, unit: Unit) -> str:
-        return f"weights{unit.index}"
-
-
-class _Read:
-    """Reads one share from the store."""
-
-    def __init__(self, store: TensorStore, key: str, offset: int) -> None:
-        self._store, self._key, self._offset = store, key, offset
-
-    def __call__(self, target: Tensor) -> Pending:
-        return self._store.read(self._key, target, self._offset)
+    def _finish(self, stored: _Stored) -> None:
+        """Wait for what is written of a segment; its memory is free then."""
+        for work, value in stored.writes:
+            work.wait()
+            self._buffers.put_back(value)
+        stored.writes.clear()
+        if stored in self._pending:
+            self._pending.remove(stored)
+            self._inside.discard(stored)

@@ -55,11 +55,13 @@ class OffloadOptimizerSection:
 
     device: OffloadDevice = _key("none", "memory that holds optimizer state: none, cpu or nvme")
     nvme_path: Path | None = _key(None, "folder of the swap files; each engine makes its own in it")
-    buffer_count: int = _key(4, "staging buffers for state on nvme; two segments at least", ge=0)
+    buffer_count: int = _key(
+        4, "most sub-groups whose state is in memory at a time (read, stepped, written)", ge=0
+    )
     pin_memory: bool = _key(True, "page-locked host memory, where a device copies from it")
     pipeline_read: bool = _key(True, "read the next segment while this one steps")
     pipeline_write: bool = _key(True, "write the last segment while this one steps")
-    fast_init: bool = _key(False, "no effect: moments reach nvme with the first step, never before")
+    fast_init: bool = _key(False, "write masters to nvme side by side at start, not in turn")
     ratio: float = _key(1.0, "part of the state that is offloaded; the rest stays", ge=0.0, le=1.0)
     super_offload: bool = _refused(False, _SUPER)
     cpuadam_cores_perc: float = _refused(0.8, _SUPER)
@@ -76,8 +78,8 @@ class OffloadParamSection:
 
     device: OffloadDevice = _key("none", "memory that holds parameter shards: none, cpu or nvme")
     nvme_path: Path | None = _key(None, "folder of the swap files; each engine makes its own in it")
-    buffer_count: int = _key(5, "staging buffers for shards on nvme", ge=0)
-    buffer_size: int = _size(100_000_000, "elements a buffer; grown to the largest shard")
+    buffer_count: int = _key(5, "most buffers through which a step writes shards to nvme", ge=0)
+    buffer_size: int = _size(100_000_000, "most elements a buffer; larger shards go in pieces")
     max_in_cpu: int = _size(1_000_000_000, "elements of shards kept in memory with device nvme")
     pin_memory: bool = _key(True, "page-locked host memory, where a device copies from it")
 

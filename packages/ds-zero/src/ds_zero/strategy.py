@@ -19,10 +19,16 @@ from ds_core.optimizers import MakeOptimizer
 from ds_core.precision import PrecisionSettings
 from ds_core.reduction import RootScale, is_model_parallel
 from ds_zero.gradients import ShardedGradients
+from ds_zero.memory import memory_for
 from ds_zero.owned import OwnedState
 from ds_zero.plan import Slice, cut
 from ds_zero.segments import InMemory, Residence, Segment, make_segments, point_optimizer
 from ds_zero.units import Fact, Unit, needs_master
+
+_MORE_ROOM = (
+    'put it on a disk with zero_optimization.offload_optimizer {"device": "nvme", "nvme_path": '
+    "FOLDER} and a small sub_group_size, or shard it over more ranks"
+)
 
 
 @dataclass(frozen=True)
@@ -118,9 +124,10 @@ class ShardedUpdate:
         self._params = [param for unit in units for param in unit.params]
         residence = offload.residence() if offload.residence is not None else None
         masters = _Masters(setup, units, offload, original or no_originals)
-        segments = make_segments(
-            units, limit=segment_limit, master=masters.make, residence=residence or InMemory()
-        )
+        with memory_for("the fp32 weights that the optimizer updates", remedy=_MORE_ROOM):
+            segments = make_segments(
+                units, limit=segment_limit, master=masters.make, residence=residence or InMemory()
+            )
         self.group_names = [
             [facts[p].name if p in facts else "?" for p in group["params"]]
             for group in setup.param_groups
@@ -157,7 +164,8 @@ class ShardedUpdate:
                     f"no rank used: {names}. Freeze them, or set "
                     "zero_optimization.ignore_unused_parameters to true"
                 )
-            self.owned.step(self.gradient, unused=unused, factor=factor)
+            with memory_for("the optimizer's state", remedy=_MORE_ROOM):
+                self.owned.step(self.gradient, unused=unused, factor=factor)
         self.clear()
         return report
 
