@@ -1,7 +1,11 @@
-"""What happened in a run, step by step: JSON lines, TensorBoard events, a picture."""
+"""What happened in a run, step by step: JSON lines, TensorBoard events, a picture.
+
+python history.py runs/plain runs/seqlen --out seqlen.png     compare runs by tokens
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -84,3 +88,33 @@ def plot_history(folder: Path) -> Path:
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path
+
+
+def plot_by_tokens(folders: list[Path], out: Path) -> None:
+    """Draw validation loss, and the length of sequences, by tokens seen; a line a run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    for folder in folders:
+        rows = read_rows(folder / "metrics.jsonl")
+        for axes, name, marker in ((left, "valid_loss", "o"), (right, "seqlen", "")):
+            points = [(row["tokens"] / 1000, row[name]) for row in rows if name in row]
+            axes.plot(*zip(*points, strict=True), marker=marker, markersize=3, label=folder.name)
+    left.set(xlabel="thousand tokens seen", ylabel="validation loss (nats a byte)")
+    right.set(xlabel="thousand tokens seen", ylabel="bytes of a sequence")
+    for axes in (left, right):
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()
+    figure.savefig(out, dpi=90)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Compare runs by the tokens they saw.")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--out", type=Path, default=Path("seqlen.png"))
+    chosen = parser.parse_args()
+    plot_by_tokens(chosen.folders, chosen.out)

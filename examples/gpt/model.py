@@ -87,15 +87,23 @@ class GPT(nn.Module):
                 nn.init.normal_(layer.weight, std=0.02 / (2 * shape.layers) ** 0.5)
         self.head.weight = self.embed.weight
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits of shape (batch, length, 256), or the loss if there are targets."""
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, curriculum_seqlen: int | None = None
+    ) -> Tensor:
+        """Logits of shape (batch, length, 256), or the loss if there are targets.
+
+        In training only the first `curriculum_seqlen` tokens are seen, if it is given: the keyword
+        that the engine passes under `curriculum_learning`.
+        """
+        if curriculum_seqlen is not None and self.training and targets is not None:
+            tokens, targets = tokens[:, :curriculum_seqlen], targets[:, :curriculum_seqlen]
         hidden = self.embed(tokens)
         for block in self.blocks:
             hidden = block(hidden)
         logits = self.head(self.norm(hidden))
         if targets is None:
             return logits
-        return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(logits.float().flatten(0, 1), targets.reshape(-1))
 
     @torch.no_grad()
     def generate(self, prompt: bytes, length: int, *, temperature: float, seed: int) -> bytes:

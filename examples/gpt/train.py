@@ -21,6 +21,7 @@ from text import batch_at, read_text
 from tqdm import tqdm
 
 import deepspeed
+from ds_data import TokenBudget, TokenDecayLR
 
 HERE = Path(__file__).parent
 
@@ -32,6 +33,9 @@ def parse_arguments() -> argparse.Namespace:
         "--out", type=Path, default=HERE / "runs" / "default", help="results folder"
     )
     parser.add_argument("--steps", type=int, default=120, help="optimizer steps")
+    parser.add_argument(
+        "--train-tokens", type=int, help="end after so many tokens, decay by them; for curricula"
+    )
     parser.add_argument("--save-every", type=int, default=40, help="steps between checkpoints")
     parser.add_argument("--valid-every", type=int, default=20, help="steps between validations")
     parser.add_argument("--valid-batches", type=int, default=4, help="batches of one validation")
@@ -70,6 +74,8 @@ def configuration(args: argparse.Namespace) -> dict[str, Any]:
     scheduler = config.get("scheduler", {}).get("params", {})
     if "total_num_steps" in scheduler:
         scheduler["total_num_steps"] = args.steps
+    if args.train_tokens is not None:
+        config.pop("scheduler", None)  # by tokens instead of by steps
     return config
 
 
@@ -85,9 +91,15 @@ class Job:
         model = GPT(shape)
         self.parameters = sum(param.numel() for param in model.parameters())
         args.out.mkdir(parents=True, exist_ok=True)
-        self.engine, *_ = deepspeed.initialize(model=model, config=configuration(args))
+        self.budget = TokenBudget(args.train_tokens) if args.train_tokens else None
+        self.engine, *_ = deepspeed.initialize(
+            model=model,
+            config=configuration(args),
+            lr_scheduler=self._token_schedule if self.budget else None,
+        )
         self.train_text, self.valid_text = read_text(args.data)
         self.history = History(args.out, write=self.rank == 0)
+        self.tokens = 0
         if args.resume:
             self._resume()
         else:
@@ -98,44 +110,63 @@ class Job:
         first = engine.global_steps
         self._say(
             f"{self.parameters / 1e6:.1f} M parameters, {len(self.train_text) / 1e6:.1f} MB of "
-            f"text, {self.world} process(es) on {engine.device}, steps {first} to {args.steps}"
+            f"text, {self.world} process(es) on {engine.device}, from step {first} to "
+            + (f"{args.train_tokens:,} tokens" if self.budget else f"step {args.steps}")
         )
         if first == 0:
             self._validate(0)
-        tokens = engine.train_micro_batch_size_per_gpu() * args.context * self.world
         bar = tqdm(
-            range(first, args.steps),
-            initial=first,
-            total=args.steps,
-            unit="step",
+            initial=self.budget.consumed if self.budget else first,
+            total=self.budget.train_tokens if self.budget else args.steps,
+            unit="token" if self.budget else "step",
             disable=self.rank != 0,
             desc="training",
             file=sys.stdout,
             mininterval=1,
         )
-        start = time.perf_counter()
-        for step in bar:
-            loss = self._step(step)
-            rate = tokens * (step + 1 - first) / (time.perf_counter() - start)
-            self.history.add(step + 1, loss=loss, lr=engine.get_lr()[0], tokens_per_second=rate)
+        start, seen, step = time.perf_counter(), 0, first
+        while not self._done(step):
+            loss, tokens = self._step(step)
+            step, seen = step + 1, seen + tokens
+            self.tokens += tokens
+            if self.budget:
+                self.budget.add(tokens)
+            rate = seen / (time.perf_counter() - start)
+            figures = {"loss": loss, "lr": engine.get_lr()[0], "tokens_per_second": rate}
+            self.history.add(step, **figures, tokens=self.tokens, seqlen=self._length())
+            bar.update(tokens if self.budget else 1)
             bar.set_postfix(loss=f"{loss:.3f}", tokens_per_s=f"{rate:.0f}")
-            if (step + 1) % args.valid_every == 0 or step + 1 == args.steps:
-                self._validate(step + 1)
-            if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
-                engine.save_checkpoint(args.out / "checkpoints")
+            if step % args.valid_every == 0 or self._done(step):
+                self._validate(step)
+            if step % args.save_every == 0 or self._done(step):
+                state = {"tokens": self.tokens}
+                engine.save_checkpoint(args.out / "checkpoints", client_state=state)
+        bar.close()
         self._finish()
 
-    def _step(self, step: int) -> float:
-        """One optimizer step; the loss, averaged over micro-batches and ranks."""
+    def _done(self, step: int) -> bool:
+        return self.budget.done if self.budget else step >= self.args.steps
+
+    def _length(self) -> int:
+        """Bytes of a sequence in this step: all of the context, or what the curriculum says."""
+        curriculum = self.engine.curriculum_scheduler_legacy
+        return curriculum.get_current_difficulty() if curriculum else self.args.context
+
+    def _token_schedule(self, optimizer: torch.optim.Optimizer) -> TokenDecayLR:
+        """Up by steps, down by tokens: short sequences would decay too fast by steps."""
+        return TokenDecayLR(optimizer, decay_tokens=self.args.train_tokens, warmup=20, lowest=0.1)
+
+    def _step(self, step: int) -> tuple[float, int]:
+        """One optimizer step; the loss, averaged over micro-batches and ranks, and its tokens."""
         engine, accumulation = self.engine, self.engine.gradient_accumulation_steps()
         total = torch.zeros((), device=engine.device)
         for micro in range(accumulation):
-            tokens, targets = self._batch(self.train_text, step * accumulation + micro)
-            loss = engine(tokens, targets)
+            loss = engine(*self._batch(self.train_text, step * accumulation + micro))
             engine.backward(loss)
-            engine.step()
+            tokens = engine.train_batch_size() * self._length()
+            engine.step(lr_kwargs={"tokens": tokens} if self.budget else None)
             total += loss.detach().float() / accumulation
-        return self._mean(total)
+        return self._mean(total), tokens
 
     @torch.no_grad()
     def _validate(self, step: int) -> None:
@@ -146,7 +177,7 @@ class Job:
             total += engine(*self._batch(self.valid_text, number)).float() / self.args.valid_batches
         engine.train()
         loss = self._mean(total)
-        self.history.add(step, valid_loss=loss)
+        self.history.add(step, valid_loss=loss, tokens=self.tokens)
         if self.rank == 0:
             tqdm.write(f"step {step:5d}: validation loss {loss:.4f} nats a byte")
 
@@ -167,12 +198,15 @@ class Job:
         return value.item() / self.world
 
     def _resume(self) -> None:
-        path, _ = self.engine.load_checkpoint(self.args.out / "checkpoints")
+        path, state = self.engine.load_checkpoint(self.args.out / "checkpoints")
         if path is None:
             self._say("no checkpoint yet: starting from the beginning")
             self.history.clear()
         else:
             self._say(f"resumed from {path}")
+            self.tokens = state["tokens"]
+            if self.budget:
+                self.budget.add(self.tokens)
             self.history.cut(self.engine.global_steps)
 
     def _finish(self) -> None:
