@@ -27,6 +27,7 @@ RUNTIME = ["torch", "numpy", "safetensors", "pydantic", "tqdm", "rich"]
 EXTRAS = ["tensorboard", "matplotlib", "psutil", "setuptools", "triton", "wandb", "comet_ml"]
 TESTING = ["pytest", "pytest-timeout", "hypothesis"]
 CHECKING = ["ruff", "mypy", "import-linter"]
+DOCS = ["mkdocs", "mkdocs-material", "mkdocstrings[python]", "ruff"]
 NEEDS = {
     "ds-core": ["torch", "numpy", "safetensors"],
     "ds-zero": ["torch", "numpy", "safetensors"],
@@ -197,6 +198,13 @@ def clients(session: nox.Session) -> None:
     session.install("--no-deps", "--no-build-isolation", *ours, silent=True)
     quiet = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     session.run("pytest", "tests/integration/clients", *session.posargs, env=quiet)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation site into site/; warnings are errors. `-- serve` while you write."""
+    session.install("-c", "constraints.txt", *DOCS, silent=True)
+    session.run("mkdocs", *(session.posargs or ["build"]), env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(venv_backend="none")

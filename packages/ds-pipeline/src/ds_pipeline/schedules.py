@@ -38,8 +38,9 @@ def plan(
 ) -> list[PipeInstruction]:
     """What `stage` of `stages` does in one training step under a schedule.
 
-    >>> plan("1f1b", 0, 2, 1)[:3]
-    [LoadMicroBatch(buffer_id=0), ForwardPass(buffer_id=0), SendActivation(buffer_id=0)]
+    Examples:
+        >>> plan("1f1b", 0, 2, 1)[:3]
+        [LoadMicroBatch(buffer_id=0), ForwardPass(buffer_id=0), SendActivation(buffer_id=0)]
 
     Raises:
         ScheduleError: an unknown name, or sizes that do not fit.
