@@ -11,8 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+TITLES = {"lr": "learning rate", "momentum": "momentum", "valid_loss": "validation loss"}
 SMOOTHING = 0.9
-MARGIN = 2
+MARGIN = 4
 """How far the cycle's highest rate stays below that of the lowest loss."""
 SPAN = 10
 """Highest to lowest rate of the cycle."""
@@ -47,7 +48,7 @@ def draw_range_test(folder: Path, out: Path) -> None:
     left.plot(rates, smooth(losses), color="C0")
     left.axvspan(low, high, color="C2", alpha=0.2, label=f"suggested: {low:.1e} to {high:.1e}")
     left.set(xscale="log", xlabel="learning rate", ylabel="training loss", title="Range test")
-    left.legend()
+    left.legend(loc="lower left")
     right.plot([row["step"] for row in rows], rates)
     right.set(xlabel="step", ylabel="learning rate")
     figure.savefig(out, dpi=90)
@@ -61,8 +62,7 @@ def draw_schedules(folders: list[Path], out: Path) -> None:
         for axes, name in zip(panels, ("lr", "momentum", "valid_loss"), strict=True):
             points = [(row["step"], row[name]) for row in rows if name in row]
             axes.plot(*zip(*points, strict=True), label=folder.name)
-            axes.set(xlabel="step", title=name.replace("lr", "learning rate").replace("_", " "))
-    panels[2].set_yscale("log")
+            axes.set(xlabel="step", title=TITLES[name])
     panels[2].legend()
     figure.savefig(out, dpi=90)
     for folder in folders:
