@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -50,6 +52,31 @@ def test_schema_command_prints_every_installed_section(capsys) -> None:
     properties = json.loads(capsys.readouterr().out)["properties"]
     assert {"train_batch_size", "gradient_clipping", "fp16", "optimizer"} <= properties.keys()
     assert all(value.get("description") for value in properties.values())
+
+
+def test_a_reader_that_stops_early_is_no_error() -> None:
+    code = "from deepspeed.config.command import main; raise SystemExit(main(['schema']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait() == 0
+
+
+def test_free_form_parameters_are_listed_one_by_one(tmp_path, capsys) -> None:
+    params = {f"some_rather_long_name_{number}": number for number in range(6)}
+    file = tmp_path / "ds.json"
+    optimizer = {"type": "AdamW", "params": params | {"inner": {"betas": [0.9, 0.95]}}}
+    file.write_text(json.dumps({"train_batch_size": 1, "optimizer": optimizer}))
+    main(["check", str(file), "--world-size", "1"])
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["some_rather_long_name_5", "5"] in words
+    assert ["betas", "[0.9,", "0.95]"] in words
 
 
 def test_check_prints_the_resolved_settings(path, capsys) -> None:

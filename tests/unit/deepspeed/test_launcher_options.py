@@ -2,6 +2,7 @@
 
 import pytest
 
+import deepspeed
 from deepspeed.launcher import cluster, cores, devices, options
 from deepspeed.launcher.cli import local_slots
 from deepspeed.launcher.devices import LocalDevices
@@ -41,6 +42,20 @@ def test_impossible_options_are_refused_by_name(arguments, message):
 def test_cores_take_as_many_ranks_as_asked():
     assert local_slots(options.parse(["t.py"]), CPU) == [0]
     assert local_slots(options.parse(["--num_gpus=4", "t.py"]), CPU) == [0, 1, 2, 3]
+
+
+def test_more_ranks_than_cores_are_told(caplog, monkeypatch):
+    monkeypatch.setattr("deepspeed.launcher.cli.usable_cores", lambda: [0, 1])
+    local_slots(options.parse(["--num_gpus=2", "t.py"]), CPU)
+    assert not caplog.records
+    assert len(local_slots(options.parse(["--num_gpus=99", "t.py"]), CPU)) == 99
+    assert "--num_gpus 99: no GPU is used and this machine has 2 core(s)" in caplog.text
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        options.parse(["--version"])
+    assert capsys.readouterr().out == f"deepspeed {deepspeed.__version__}\n"
 
 
 def test_devices_that_the_user_hid_stay_hidden(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,10 +20,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 1 if the configuration has a fault."""
     options = _parser().parse_args(arguments)
     try:
-        return _schema() if options.command == "schema" else _check(options)
+        code = _schema() if options.command == "schema" else _check(options)
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except BrokenPipeError:  # the reader, as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -46,8 +46,23 @@ def _rows(section: object, raw: Mapping[str, Any], depth: int) -> list[tuple[str
             inner = raw[written] if written is not None else {}
             rows.append((name, "", note))
             rows += _rows(value, inner if isinstance(inner, Mapping) else {}, depth + 1)
+        elif isinstance(value, Mapping) and value:
+            rows.append((name, "", note))
+            rows += _entries(value, depth + 1)
         else:
             rows.append((name, show(value), note))
+    return rows
+
+
+def _entries(values: Mapping[str, Any], depth: int) -> list[tuple[str, str, str]]:
+    """The entries of a free-form object such as `scheduler.params`, one a line."""
+    rows = []
+    for key, value in values.items():
+        name = "  " * depth + str(key)
+        if isinstance(value, Mapping) and value:
+            rows += [(name, "", ""), *_entries(value, depth + 1)]
+        else:
+            rows.append((name, show(value), ""))
     return rows
 
 

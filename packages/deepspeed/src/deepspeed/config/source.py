@@ -53,6 +53,10 @@ def read_source(source: Source) -> RawConfig:
             f"the configuration is {type(source).__name__}, expected a dict, the path of a "
             "JSON file, or base64 of JSON"
         )
+    if not os.fspath(source).strip():
+        raise ConfigError(
+            "the configuration is an empty text, expected the path of a JSON file or base64 of JSON"
+        )
     path = Path(source)
     if _is_file(path):
         return _parse(path.read_text(encoding="utf-8-sig"), str(source))

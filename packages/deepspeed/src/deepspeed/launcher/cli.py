@@ -12,6 +12,7 @@ from pathlib import Path
 from deepspeed import environment
 from deepspeed.launcher import hosts, options
 from deepspeed.launcher.cluster import EXPORTED_PREFIXES, launch_cluster
+from deepspeed.launcher.cores import usable_cores
 from deepspeed.launcher.devices import LocalDevices, find_devices
 from deepspeed.launcher.errors import LaunchError
 from deepspeed.launcher.local import NodeJob, Program, rank_commands
@@ -129,6 +130,14 @@ def local_slots(given: LaunchOptions, devices: LocalDevices) -> list[int]:
     slots = list(devices.names)
     if devices.kind == "cpu":
         slots = list(range(max(len(slots), given.num_gpus)))
+        usable = len(usable_cores())
+        if given.num_gpus > usable:
+            logger.warning(
+                "--num_gpus %d: no GPU is used and this machine has %d core(s), which its"
+                " processes will share",
+                given.num_gpus,
+                usable,
+            )
     if not slots:
         raise LaunchError(f"no device of type {devices.kind} found on this machine")
     return slots

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from deepspeed import __version__
 from deepspeed.launcher.errors import LaunchError
 
 DEFAULT_HOSTFILE = "/job/hostfile"
@@ -58,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
         description="Start a script on the cores or GPUs of one or many machines.",
         epilog=_EPILOG,
     )
+    made.add_argument("--version", action="version", version=f"deepspeed {__version__}")
     _add_places(made)
     _add_processes(made)
     _add_remote(made)
@@ -189,7 +191,7 @@ def misplaced(options: LaunchOptions) -> list[str]:
         for action in parser()._actions
         for name in action.option_strings
         if name.startswith("--") and name not in _REFUSED
-    } - {"--help", "--module"}
+    } - {"--help", "--module", "--version"}
     given = (argument.partition("=")[0] for argument in options.user_args)
     return [name for name in dict.fromkeys(given) if name in ours]
 
