@@ -6,6 +6,7 @@ import argparse
 import base64
 import gc
 import json
+import logging
 import weakref
 
 import pytest
@@ -260,11 +261,40 @@ def test_batch_sizes_can_change_while_training():
             },
             "not in the model",
         ),
+        ({"model": nn.Linear(1, 1), "config": ""}, "the configuration is an empty text"),
+        ({"model": nn.Linear(1, 1), "args": "ds.json"}, "args is str, expected a namespace"),
+        ({"model": nn.Linear(1, 1), "args": ["--x"], "config": CONFIG}, "args is list"),
+        ({"model": nn.Linear(1, 1), "config": CONFIG, "distributed_port": "29500"}, "'29500', exp"),
+        ({"model": nn.Linear(1, 1), "config": CONFIG, "distributed_port": 70000}, r"1\.\.65535"),
+        (
+            {"model": nn.Linear(1, 1), "config": CONFIG, "dist_init_required": "no"},
+            "'no', expected",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         deepspeed.initialize(**arguments)
+
+
+SHORT = {"type": "WarmupDecayLR", "params": {"total_num_steps": 2, "warmup_num_steps": 5}}
+
+
+def warnings_of_a_short_schedule():
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger().addHandler(handler)
+    deepspeed.initialize(model=make_net(), config={**CONFIG, "scheduler": SHORT, "mine": 1})
+    level = logging.getLogger("ds_core").level
+    return [text for text in records if "fewer" in text or "less" in text or "mine" in text], level
+
+
+def test_what_concerns_all_ranks_is_said_once():
+    (first, level), (second, other) = run_ranks(warnings_of_a_short_schedule, 2)
+    assert len(first) == 2
+    assert second == []
+    assert level == other == logging.NOTSET
 
 
 def test_twenty_engines_over_one_model_leave_it_as_it_was():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from ds_core.errors import ConfigError
 
 logger = logging.getLogger("deepspeed")
 """What programs set the level of; every module of the package logs below it."""
+
+_FAMILY = ("deepspeed", "ds_core", "ds_data", "ds_kernels", "ds_pipeline", "ds_profiler", "ds_zero")
 
 
 def this_rank() -> int:
@@ -40,6 +43,20 @@ def print_json_dist(
     wanted = list(ranks) if ranks is not None else [-1]
     if path is not None and (-1 in wanted or rank in wanted):
         Path(path).write_text(json.dumps({"rank": rank, **message}))
+
+
+@contextmanager
+def one_rank_warns(rank: int) -> Iterator[None]:
+    """Inside, only rank 0 warns: of what is said about arguments that all ranks share."""
+    muted = [logging.getLogger(name) for name in _FAMILY] if rank else []
+    levels = [each.level for each in muted]
+    for each in muted:
+        each.setLevel(max(each.getEffectiveLevel(), logging.ERROR))
+    try:
+        yield
+    finally:
+        for each, level in zip(muted, levels, strict=True):
+            each.setLevel(level)
 
 
 def get_current_level() -> int:

@@ -16,9 +16,11 @@ from deepspeed.adapters.activation_checkpointing import configure
 from deepspeed.comm.facade import TAPS
 from deepspeed.config import Config, load_config, resolve_source
 from deepspeed.config.batch import WorldSize
+from deepspeed.config.source import Source
 from deepspeed.dataloader import DeepSpeedDataLoader
 from deepspeed.distributed import DEFAULT_PORT, device_type, init_distributed, local_rank
 from deepspeed.engine import DeepSpeedEngine
+from deepspeed.logs import one_rank_warns, this_rank
 from deepspeed.optimizers import make_optimizer_factory
 from deepspeed.precision import autocast_context, input_casts, precision_settings
 from deepspeed.progress import MemoryLog, ProgressLog
@@ -101,11 +103,12 @@ def initialize(
         raise ConfigError(f"model is {type(model).__name__}, expected a torch.nn.Module")
     if mesh_param is not None:
         raise ConfigError("mesh_param is not supported; pass mpu with the groups you made")
+    check_arguments(args, distributed_port, dist_init_required)
     source = resolve_source(args, config, config_params)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-    special = _special_engine(model)
-    if special is not None:
-        return special(  # type: ignore[no-any-return]
+    make = _special_engine(model) or make_plain
+    with one_rank_warns(this_rank()):
+        made = make(
             model=model,
             source=source,
             optimizer=optimizer,
@@ -115,6 +118,39 @@ def initialize(
             mpu=mpu,
             collate_fn=collate_fn,
         )
+    _speak(made[0].configuration)
+    return made  # type: ignore[no-any-return]
+
+
+def check_arguments(args: object, distributed_port: object, dist_init_required: object) -> None:
+    """Raise `ConfigError` for a value of `initialize` that nobody can have meant."""
+    if isinstance(args, (str, bytes, bool, int, float, list, tuple, set)):
+        raise ConfigError(
+            f"args is {type(args).__name__}, expected a namespace or a dict with "
+            "deepspeed_config, or None (a path goes into config)"
+        )
+    if type(distributed_port) is not int or not 0 < distributed_port < 65536:
+        raise ConfigError(
+            f"distributed_port is {distributed_port!r}, expected a whole number in 1..65535"
+        )
+    if dist_init_required is not None and not isinstance(dist_init_required, bool):
+        raise ConfigError(
+            f"dist_init_required is {dist_init_required!r}, expected True, False or None"
+        )
+
+
+def make_plain(
+    *,
+    model: nn.Module,
+    source: Source,
+    optimizer: GivenOptimizer | None,
+    model_parameters: Iterable[Any] | None,
+    training_data: Any,
+    lr_scheduler: Any,
+    mpu: Any,
+    collate_fn: Callable[[list[Any]], Any] | None,
+) -> tuple[DeepSpeedEngine, Any, DeepSpeedDataLoader | None, Any]:
+    """What `initialize` returns for a module that no package has an engine of its own for."""
     groups = make_groups(mpu)
     resolved = load_config(source, world_size=_world(groups, mpu))
     engine = build_engine(
@@ -130,6 +166,14 @@ def initialize(
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _speak(config: Config) -> None:
+    """Log as much as the configuration says."""
+    if config.general.log_level is not None:
+        logging.getLogger("deepspeed").setLevel(config.general.log_level.upper())
+    if config.general.dump_state and this_rank() == 0:
+        logger.warning("%s", config)
 
 
 def build_engine(
@@ -169,10 +213,6 @@ def build_engine(
     )
     if "activation_checkpointing" in config.sections:
         configure_checkpointing(config, mpu)
-    if config.general.log_level is not None:
-        logging.getLogger("deepspeed").setLevel(config.general.log_level.upper())
-    if config.general.dump_state and groups.world.rank == 0:
-        logger.warning("%s", config)
     return engine
 
 
