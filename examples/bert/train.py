@@ -21,10 +21,10 @@ def get_arguments() -> argparse.Namespace:
     return args
 
 
-def warmup_exp_decay_exp(step: int, total: int, warmup: float = 0.1, decay_step: int = 20) -> float:
-    """A power up over the first tenth, then 0.9 for every `decay_step` steps."""
-    end = warmup * total
-    return (step / end) ** 2 if step < end else 0.9 ** ((step - end) / decay_step)
+def warmup_exp_decay_exp(step: int, total: int) -> float:
+    """A power up over the first twentieth, then 0.9 for every thirtieth of the steps."""
+    end = 0.05 * total
+    return (step / end) ** 2 if step < end else 0.9 ** ((step - end) / (total / 30))
 
 
 def prepare_model_optimizer(args: argparse.Namespace) -> tuple[BertMultiTask, Any, Any]:
@@ -32,7 +32,7 @@ def prepare_model_optimizer(args: argparse.Namespace) -> tuple[BertMultiTask, An
     optimizer_parameters = prepare_optimizer_parameters(args, model)
     optimizer = torch.optim.AdamW(optimizer_parameters, lr=args.learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: warmup_exp_decay_exp(step, args.max_steps)
+        optimizer, lambda step: warmup_exp_decay_exp(step, args.schedule_steps)
     )
     return model, optimizer, schedule
 

@@ -1,7 +1,7 @@
 """Pretrain BERT with `deepspeed.initialize`: train.py, changed where it says `deepspeed`.
 
 deepspeed --num_gpus 2 train_ds.py --deepspeed \
-    --deepspeed_config deepspeed_bsz32_adam_config.json --output_dir runs/adam
+    --deepspeed_config deepspeed_bsz64_adam_config.json --output_dir runs/adam
 """
 
 from __future__ import annotations

@@ -15,14 +15,15 @@ HERE = Path(__file__).parent
 def get_argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Pretrain BERT on masked bytes of real text.")
     add = parser.add_argument
-    add("--cf", type=Path, default=HERE / "bert_tiny_seq128.json", help="shape of the model")
+    add("--cf", type=Path, default=HERE / "bert_tiny_seq64.json", help="shape of the model")
     add("--data", type=Path, help="file or folder of text; default: Python's own sources")
     add("--output_dir", type=Path, default=HERE / "runs" / "plain", help="results folder")
     add("--max_steps", type=int, default=240, help="optimizer steps")
+    add("--schedule_steps", type=int, default=240, help="steps that the schedule is made for")
     add("--max_seq_length", type=int, help="bytes a row; default: as the model's file says")
-    add("--train_batch_size", type=int, default=32, help="rows a step")
+    add("--train_batch_size", type=int, default=64, help="rows a step")
     add("--gradient_accumulation_steps", type=int, default=1)
-    add("--learning_rate", type=float, default=2e-3)
+    add("--learning_rate", type=float, default=4e-3)
     add("--weight_decay", type=float, default=0.01)
     add("--max_grad_norm", type=float, default=1.0)
     add("--print_steps", type=int, default=20, help="steps between lines of output")

@@ -34,8 +34,8 @@ def _bars(axes: Any, module: ModuleProfile, *, begin: float, level: int, whole: 
     width = _work(module) / max(1, whole)
     colour = f"C{sum(map(ord, module.kind)) % 10}"  # one kind, one colour
     axes.barh(level, width, left=begin, height=0.94, align="edge", color=colour, edgecolor="white")
-    name = module.label or module.kind
-    if width * 90 > len(name):
+    name = module.kind if module.label.isdigit() else module.label or module.kind
+    if width * 150 > len(name):  # there is room
         axes.text(begin + width / 2, level + 0.47, name, ha="center", va="center", fontsize=7)
     for child in module.children:
         _bars(axes, child, begin=begin, level=level + 1, whole=whole)

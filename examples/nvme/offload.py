@@ -20,6 +20,8 @@ from torch import nn
 import deepspeed
 
 HERE = Path(__file__).resolve().parent
+STATE_BYTES = 12
+"""Of a parameter in bf16: its fp32 master and two moments."""
 
 
 def build_model(layers: int, width: int) -> nn.Module:
@@ -47,7 +49,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("none", "cpu", "nvme"), default="nvme")
     parser.add_argument("--nvme_path", type=Path, help="folder on the disk; default: in --out")
     parser.add_argument("--out", type=Path, default=HERE / "runs", help="results folder")
-    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--local_rank", type=int, default=-1, help="set by the launcher")
@@ -59,10 +61,10 @@ def main() -> None:
     parameters = sum(param.numel() for param in model.parameters())
     before = peak_mebibytes()
     engine, *_ = deepspeed.initialize(model=model, config=configuration(args))
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    inputs = torch.randn(8, args.width, generator=generator).to(engine.device, torch.bfloat16)
     losses, start = [], time.perf_counter()
-    for step in range(args.steps):
-        generator = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())
-        inputs = torch.randn(8, args.width, generator=generator).to(engine.device)
+    for _ in range(args.steps):
         loss = nn.functional.mse_loss(engine(inputs), inputs[:, :1])
         engine.backward(loss)
         engine.step()
@@ -71,13 +73,13 @@ def main() -> None:
     result = {
         "losses": losses,
         "peak_mebibytes": peak_mebibytes() - before,
-        "state_mebibytes": parameters * 8 / dist.get_world_size() / 2**20,
+        "state_mebibytes": parameters * STATE_BYTES / dist.get_world_size() / 2**20,
         "seconds": seconds,
     }
     if dist.get_rank() == 0:
         (args.out / f"{args.device}.json").write_text(json.dumps(result))
         print(
-            f"{args.device}: {parameters / 1e6:.0f} M parameters, moments of "
+            f"{args.device}: {parameters / 1e6:.0f} M parameters, state of "
             f"{result['state_mebibytes']:.0f} MiB a rank; peak grew by "
             f"{result['peak_mebibytes']:.0f} MiB, {seconds:.2f} s a step, "
             f"last loss {losses[-1]:.6f}"

@@ -22,6 +22,7 @@ def draw(folder: Path, out: Path) -> None:
     left.barh(list(rates), list(rates.values()), color=colours)
     left.invert_yaxis()
     left.set(xlabel="GB/s", title="a state dict to the disk and back")
+    left.grid(alpha=0.3, axis="x")
     runs = {
         name: json.loads((folder / f"{name}.json").read_text())
         for name in ("none", "cpu", "nvme")

@@ -27,6 +27,7 @@ from transformers import (
     LlamaForCausalLM,
     Trainer,
     TrainingArguments,
+    set_seed,
 )
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "gpt"))
@@ -89,6 +90,7 @@ def arguments(args: argparse.Namespace, **changes: Any) -> TrainingArguments:
         "report_to": "none",
         "disable_tqdm": True,
         "seed": 0,
+        "dataloader_pin_memory": torch.accelerator.is_available(),
         "deepspeed": args.deepspeed,
         "use_cpu": not torch.accelerator.is_available() and args.deepspeed is None,
     } | changes
@@ -153,6 +155,7 @@ def main() -> None:
     )
     # The Trainer evaluates before training with deepspeed at stage 3 only.
     before = None if args.deepspeed else trainer.evaluate()["eval_loss"]
+    set_seed(0)  # rows in the same order, whatever was done before
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
     trainer.save_model()
