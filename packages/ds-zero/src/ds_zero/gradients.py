@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,21 @@ class Place:
         if rest:
             parts.append((columns[full, :rest], source[full * width :]))
         return parts
+
+
+def may_nest(loss: Tensor) -> bool:
+    """Whether a backward pass from `loss` may run others inside, as reentrant checkpoints do."""
+    seen: set[Any] = set()
+    left = [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True  # written in Python: it may do anything
+        seen.add(node)
+        left += [following for following, _ in node.next_functions]
+    return False
 
 
 class _Flow:
@@ -121,10 +137,16 @@ class ShardedGradients:
         self.reduced = False
         self.dirty = False
 
-    def begin_pass(self, *, sync: bool) -> None:
-        """A backward pass of the strategy starts; with `sync` it is the window's last."""
+    def begin_pass(self, loss: Tensor, *, sync: bool) -> None:
+        """A backward pass from `loss` starts; with `sync` it is the window's last.
+
+        Where a parameter may fire several times in a pass, the first pass counts how often, and
+        reduces when it is over; that takes memory for all gradients once.
+        """
         if self.reduced:
             self._undo_reduction()
+        if self._expected is None and not may_nest(loss):
+            self._expected = {}
         self._active = sync or self._every_pass
         if self._active:
             self._begin_round()
@@ -274,7 +296,7 @@ class ShardedGradients:
         flow.work = self._exchange.reduce_scatter(flow.message, label=label)
         if not self._overlap:
             self._settle(unit)
-        elif self._every_pass and self._next >= 2:
+        elif self._next >= 2:
             self._settle(self.units[self._next - 2])  # at most two units are in flight
 
     def _settle(self, unit: Unit) -> None:

@@ -141,6 +141,12 @@ class Shard:
         self._set(whole[: self.numel].view(self.shape))
         self.status = ZeroParamStatus.AVAILABLE
 
+    def lies_at(self, address: int) -> bool:
+        """Whether the whole, which does not stay between uses, begins at `address`."""
+        whole = self.whole
+        at_address = whole is not None and whole.untyped_storage().data_ptr() == address
+        return at_address and not self.keeps
+
     def show_shape(self) -> None:
         """Give an empty parameter its shape without memory, for autograd to accumulate into."""
         if self.status is not ZeroParamStatus.AVAILABLE:
@@ -245,7 +251,7 @@ def _split(shards: Sequence[Shard], flat: Tensor) -> None:
     offset = 0
     for shard in shards:
         columns = flat[:, offset : offset + shard.width]
-        shard.show_whole(columns.reshape(-1) if columns.is_contiguous() else columns.flatten())
+        shard.show_whole(columns.contiguous().view(-1))  # memory of its own, of one layout always
         shard.pending = None
         offset += shard.width
 

@@ -29,6 +29,8 @@ _MORE_ROOM = (
     'put it on a disk with zero_optimization.offload_optimizer {"device": "nvme", "nvme_path": '
     "FOLDER} and a small sub_group_size, or shard it over more ranks"
 )
+_CACHED, _LAUNCHED = 1 << 16, 1 << 24
+"""Elements of a piece of a norm: such that its fp64 copy is small for the device."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class ShardedUpdate:
     ) -> None:
         """Back-propagate, reduce as the stage does; with `sync` close the window."""
         root = self._root.for_pass(loss, divisor)
-        self.gradients.begin_pass(sync=sync)
+        self.gradients.begin_pass(loss, sync=sync)
         try:
             torch.autograd.backward(loss, root, retain_graph=retain_graph)
         except BaseException:
@@ -235,8 +237,15 @@ class ShardedUpdate:
 
 
 def _squares(tensors: Sequence[Tensor]) -> float:
-    """Sum of squares in fp64, so that its rounding does not depend on how shares are cut."""
-    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
+    """Sum of squares in fp64, so that its rounding does not depend on how shares are cut.
+
+    Taken in pieces: what is converted to fp64 lies in a cache, not in a copy of the gradients.
+    """
+    norms = [
+        torch.linalg.vector_norm(piece, dtype=torch.float64)
+        for tensor in tensors
+        for piece in torch.split(tensor, _CACHED if tensor.device.type == "cpu" else _LAUNCHED)
+    ]
     return float(torch.stack(norms).square().sum()) if norms else 0.0
 
 
