@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from deepspeed import registry
+from deepspeed.compiled import run_eagerly
 from deepspeed.config import Config
 from deepspeed.precision import compute_dtype
 from ds_core.contracts import FlatStep, TensorStore
@@ -111,6 +112,8 @@ def _sharded(parts: Parts, section: Any) -> Any:
         predivide=parts.predivide,
         flat_step=flat_step_for(parts.config, parts.optimizer),
     )
+    if section.stage == 3 or is_partitioned(parts.module):
+        run_eagerly(parts.module)
     strategy = make(section, setup, device=parts.device, make_store=_store_maker(parts.config))
     _refuse_shape_dependent(strategy.optimizer, section.stage)
     return strategy

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from ds_core.errors import StateError
 from ds_zero.params import Shard, ZeroParamStatus, finish_gather, shard_of, start_gather
 from ds_zero.watched import Watched, external_parameters
 
@@ -102,9 +103,10 @@ class Coordinator:
 
     def watch_module(self, module: nn.Module) -> None:
         """Gather `module`'s own parameters for its forward."""
-        module._parameters = Watched(module._parameters, self.touch)
+        own = module.__dict__  # a wrapper may pass on what is set in any other way
+        own["_parameters"] = Watched(own["_parameters"], self.touch)
         external = partial(external_parameters, module)
-        module.__dict__["ds_external_parameters"] = external  # programs call it on any module
+        own["ds_external_parameters"] = external  # programs call it on any module
         self.handles.append(module.register_forward_pre_hook(self._before))
         self.handles.append(module.register_forward_hook(self._after, always_call=True))
 
@@ -114,9 +116,10 @@ class Coordinator:
             handle.remove()
         self.handles = []
         for child in self._module.modules():
-            child.__dict__.pop("ds_external_parameters", None)
-            if isinstance(child._parameters, Watched):
-                child._parameters = dict(child._parameters)
+            own = child.__dict__
+            own.pop("ds_external_parameters", None)
+            if isinstance(own["_parameters"], Watched):
+                own["_parameters"] = dict(own["_parameters"])
 
     def fetch(self, shards: list[Shard], phase: str) -> None:
         """Make `shards` whole, and start on those that were used next the last time."""
@@ -196,8 +199,8 @@ class Coordinator:
 
     def _before(self, module: nn.Module, _args: Any) -> None:
         phase = _phase()
-        if module is self._module and self._stack:
-            self._forget_interrupted()
+        if module is self._module:
+            self._begin_root()
         if not self._stack:
             if phase == "forward":
                 self._begin_forward()
@@ -233,6 +236,14 @@ class Coordinator:
         if kept:
             start_gather(kept, apart=self._limits.apart)
             finish_gather(kept)
+
+    def _begin_root(self) -> None:
+        if self._module._compiled_call_impl is not None:
+            raise StateError(
+                "the module was compiled after the start; stage 3 gathers parameters around every "
+                "module, which torch.compile cannot trace. Leave it, or use stage 2"
+            )
+        self._forget_interrupted()
 
     def _forget_interrupted(self) -> None:
         """A forward ended in a way that not even hooks are told of (an interrupt)."""
@@ -340,8 +351,9 @@ class Coordinator:
     def _pack(self, tensor: Tensor) -> Any:
         """A place, or a tensor that shares memory: a parameter itself may be empty by then."""
         if self._limits.remember_places and tensor.layout == torch.strided:
-            shard = self._live.get(tensor.untyped_storage().data_ptr())
-            if shard is not None and not shard.keeps and tensor.dtype == shard.dtype:
+            address = tensor.untyped_storage().data_ptr()
+            shard = self._live.get(address)
+            if shard is not None and shard.lies_at(address) and tensor.dtype == shard.dtype:
                 return _Saved(shard, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
         return tensor.detach(), tensor._version
 
