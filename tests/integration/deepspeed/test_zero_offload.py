@@ -1,0 +1,106 @@
+"""Offload to NVMe while several engines share a folder, only evaluate, or are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deepspeed
+from support.ranks import RankFailure, run_ranks
+from support.zero_models import Reference, batch
+
+
+def start(stage: int, folder: str, *, seed: int = 0, optimizer: bool = True) -> Any:
+    torch.manual_seed(seed)
+    place = {"device": "nvme", "nvme_path": folder, "buffer_count": 1}
+    zero: dict[str, Any] = {"stage": stage, "sub_group_size": 50}
+    zero |= {"offload_optimizer": place} if optimizer else {}
+    if stage == 3:
+        zero["stage3_param_persistence_threshold"] = 0
+        zero["offload_param"] = {**place, "max_in_cpu": 0, "buffer_size": 10}
+    config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": zero}
+    if optimizer:
+        config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.01}}
+    return deepspeed.initialize(model=Reference(), config=config)[0]
+
+
+def train(engines: list[Any], steps: range) -> list[list[float]]:
+    """Losses of each engine; they are stepped in turn."""
+    losses: list[list[float]] = [[] for _ in engines]
+    for step in steps:
+        for engine, found in zip(engines, losses, strict=True):
+            loss = engine(*batch(step, 0))
+            engine.backward(loss)
+            engine.step()
+            found.append(loss.item())
+    return losses
+
+
+def left_in(folder: Path) -> list[str]:
+    """What lies in a folder of swap files, without the lock that guards it."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_engines_in_one_folder_train_as_if_alone(stage, tmp_path):
+    alone = []
+    for seed in (0, 1):
+        engine = start(stage, str(tmp_path), seed=seed)
+        alone += train([engine], range(3))
+        engine.destroy()
+    engines = [start(stage, str(tmp_path), seed=seed) for seed in (0, 1)]
+    assert train(engines, range(3)) == alone
+    for engine in engines:
+        engine.destroy()
+    assert left_in(tmp_path) == []
+
+
+def test_a_model_on_nvme_evaluates_though_its_parameters_exceed_the_buffers(tmp_path):
+    torch.manual_seed(0)
+    expected = Reference()(*batch(0, 0))
+    engine = start(3, str(tmp_path), optimizer=False).eval()
+    with torch.no_grad():
+        assert torch.equal(engine(*batch(0, 0)), expected)
+        assert torch.equal(engine(*batch(0, 0)), expected)
+    engine.destroy()
+
+
+def is_killed_within_a_step(stage: int, folder: str) -> None:
+    engine = start(stage, folder)
+    train([engine], range(2))
+    engine.save_checkpoint(folder + "/checkpoints")
+    owned = engine.strategy.update.owned
+    leave, seen = owned.residence.leave, []
+
+    def leave_twice(*args: Any, **kwargs: Any) -> None:
+        leave(*args, **kwargs)
+        seen.append(1)
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    owned.residence.leave = leave_twice
+    train([engine], range(2, 3))
+
+
+def goes_on(stage: int, folder: str) -> list[float]:
+    engine = start(stage, folder, seed=1)
+    engine.load_checkpoint(folder + "/checkpoints")
+    [losses] = train([engine], range(2, 4))
+    engine.destroy()
+    return losses
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_kill_within_a_step_leaves_the_last_checkpoint_whole(stage, tmp_path):
+    engine = start(stage, str(tmp_path))
+    [expected] = train([engine], range(4))
+    engine.destroy()
+    with pytest.raises(RankFailure, match="died without a word"):
+        run_ranks(is_killed_within_a_step, 1, stage, str(tmp_path))
+    assert run_ranks(goes_on, 1, stage, str(tmp_path)) == [expected[2:]]
+    assert left_in(tmp_path) == ["checkpoints"]
