@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from mkdocs.structure.files import File, Files
-
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".yml": "yaml", ".sh": "bash"}
@@ -123,8 +121,10 @@ class Site:
                         waiting.append(path)
 
 
-def on_files(files: Files, config: Any) -> Files:
+def on_files(files: Any, config: Any) -> Any:
     """Add what lies outside docs/."""
+    from mkdocs.structure.files import File
+
     own = [file.src_uri for file in files.documentation_pages()]
     site = config.extra["assembled"] = Site(own)
     for path, text in site.texts.items():
@@ -137,7 +137,7 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turn the links of a page of the repository into links of the site."""
     site = config.extra["assembled"]
     uri = page.file.src_uri

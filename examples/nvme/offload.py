@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 import deepspeed
 
@@ -24,9 +24,19 @@ STATE_BYTES = 12
 """Of a parameter in bf16: its fp32 master and two moments."""
 
 
+class Block(nn.Module):
+    """A layer added to what it is given."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + nn.functional.gelu(self.layer(hidden))
+
+
 def build_model(layers: int, width: int) -> nn.Module:
-    blocks = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers)]
-    return nn.Sequential(*blocks, nn.Linear(width, 1))
+    return nn.Sequential(*(Block(width) for _ in range(layers)), nn.Linear(width, 1))
 
 
 def configuration(args: argparse.Namespace) -> dict[str, Any]:
@@ -65,7 +75,7 @@ def main() -> None:
     inputs = torch.randn(8, args.width, generator=generator).to(engine.device, torch.bfloat16)
     losses, start = [], time.perf_counter()
     for _ in range(args.steps):
-        loss = nn.functional.mse_loss(engine(inputs), inputs[:, :1])
+        loss = nn.functional.mse_loss(engine(inputs).float(), inputs[:, :1].float())
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from model import Attention, FeedForward
+from picture import draw
 from sentences import Sentences
 from torch import nn
 from torch.nn.functional import l1_loss
@@ -33,6 +34,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--metrics-path", default="curriculum_output", help="where lengths are kept"
     )
+    parser.add_argument("--figure", type=Path, help="draw batches, rates and losses here")
     parser.add_argument("--local_rank", type=int, default=-1, help="set by some launchers")
     return parser.parse_args(arguments)
 
@@ -91,17 +93,21 @@ def main(arguments: list[str] | None = None) -> list[float]:
         batch_seqlens_fn=data.batch_seqlens_fn,
     )
     engine.lr_scheduler = schedule
-    losses = []
+    losses: list[float] = []
+    rows: list[dict[str, float]] = []
     for epoch in range(args.epochs):
         schedule.step(0)  # back to the rate of the epoch's first batch
         batches, sizes = iter(loader), loader.batch_sizes()
         for step, size in enumerate(sizes):
             rate = schedule.get_lr()[0]
             losses.append(train_batch(engine, batches, pipeline=args.pipeline_num_stages > 1))
+            rows.append({"sentences": size, "lr": rate, "loss": losses[-1]})
             if engine.global_rank == 0 and step % 5 == 0:
                 print(f"epoch {epoch} batch {step}: {size} sentences, lr {rate:.2e}, "
                       f"loss {losses[-1]:.4f}")  # fmt: skip
         next(batches, None)  # the loader sees its end, and plans the next epoch
+    if args.figure and engine.global_rank == 0:
+        draw(rows, args.figure)
     engine.destroy()
     return losses
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import posixpath
 import re
 import sys
 from importlib.metadata import entry_points
@@ -17,9 +18,13 @@ LINKED = [*pages(), "benchmarks/RESULTS.md"]
 PROVEN = ["docs/features.md", "docs/migration.md"]
 
 
+def fenceless(text: str) -> str:
+    """Markdown without its fenced blocks."""
+    return re.sub(r"^(`{3,}).*?^\1$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
 def prose(page: str) -> str:
-    """A page without its fenced blocks."""
-    return re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    return fenceless((ROOT / page).read_text())
 
 
 def anchors(page: str) -> set[str]:
@@ -62,10 +67,35 @@ def test_every_section_is_a_feature():
     assert [name for name in sorted(sections) if f"`{name}" not in text] == []
 
 
-def test_the_page_of_keys_is_up_to_date(monkeypatch):
-    file = ROOT / "docs" / "make_configuration.py"
-    spec = importlib.util.spec_from_file_location("make_configuration", file)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    assert module.page() == (ROOT / "docs" / "configuration.md").read_text()
+@pytest.fixture
+def program(monkeypatch):
+    """Loads a program of docs/ by its name."""
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_the_page_of_keys_is_up_to_date(program):
+    page = program("make_configuration").page()
+    assert page == (ROOT / "docs" / "configuration.md").read_text()
+
+
+def test_every_link_of_the_site_leads_to_a_page_of_it(program):
+    assemble = program("assemble")
+    docs = ROOT / "docs"
+    site = assemble.Site([str(path.relative_to(docs)) for path in docs.rglob("*.md")])
+    known = set(site.pages.values())
+    for path, text in site.texts.items():
+        page = site.pages[path]
+        for link in LINK.findall(fenceless(assemble.relink(text, path, page, site.pages))):
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
+            assert "://" in link or link[0] == "#" or target.partition("#")[0] in known, (
+                path,
+                link,
+            )
