@@ -1,16 +1,18 @@
 """Step time and memory of sharded training: ours, the reference, FSDP2 and DDP, in one run.
 
-Every variant trains the same GPT on the same random tokens with AdamW in processes of its own; the
-rounds are interleaved and medians compared. Memory is the peak resident set over what the process
-had before the model was made.
+Every variant trains the same GPT on the same random tokens with AdamW in processes of its own. All
+live at once and step in turn, one variant at a time while the others sleep, so that the drift of a
+machine hits all alike; medians are compared. A step takes as long as its slowest rank; processor
+seconds tell what of it is work where other guests of the machine disturb. Memory is the peak
+resident set of rank 0 over what the process had before the model was made.
 
     python benchmarks/zero.py --peer-python PATH --size 20 --dtype fp32
+    python benchmarks/zero.py --peer-python PATH --rows ddp peer-2 ours-2 --steps 6
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import statistics
@@ -141,48 +143,91 @@ def work(options: argparse.Namespace) -> None:
     else:
         config = config_of(kind, options.dtype, options.folder)
         engine = deepspeed.initialize(model=model, config=config)[0]
-    times, losses = [], []
-    for step in range(options.steps):
+    print("READY", flush=True)
+    for step, line in enumerate(sys.stdin):
+        if line.strip() == "end":
+            break
         generator = torch.Generator().manual_seed(100 * step + rank)
         ids = torch.randint(vocabulary, (options.batch, LENGTH + 1), generator=generator)
         dist.barrier()
-        begin = time.perf_counter()
+        begin, busy = time.perf_counter(), time.process_time()
         loss = engine(ids[:, :-1], ids[:, 1:])
         engine.backward(loss)
         engine.step()
-        times.append(time.perf_counter() - begin)
-        losses.append(loss.item())
+        seconds, busy = time.perf_counter() - begin, time.process_time() - busy
+        print("STEP", seconds, busy, loss.item(), flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if rank == 0:
-        print("RESULT", json.dumps([times[2:], (peak - base) / 1024, losses]), flush=True)
+    print("PEAK", (peak - base) / 1024, flush=True)
     os._exit(0)
 
 
-def launch(python: str, kind: str, options: argparse.Namespace, port: int) -> Any:
-    """Run a variant on all ranks; returns what rank 0 measured, or None."""
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+class Contender:
+    """The ranks of one variant, waiting for their turn.
+
+    Attributes:
+        times: seconds of each step of the slowest rank.
+        busy: processor seconds of each step, the mean over ranks.
+        losses: rank 0's.
+        peak: of rank 0's memory, in MB.
+    """
+
+    def __init__(self, python: str, kind: str, options: argparse.Namespace, port: int) -> None:
         arguments = [__file__, "--worker", kind, "--size", options.size, "--dtype", options.dtype]
-        arguments += ["--steps", str(options.steps), "--batch", str(options.batch)]
-        arguments += ["--folder", folder]
-        processes = []
+        arguments += ["--batch", str(options.batch), "--folder", options.folder]
+        self.times: list[float] = []
+        self.busy: list[float] = []
+        self.losses: list[float] = []
+        self.peak = 0.0
+        self._ranks: list[subprocess.Popen[str]] = []
         for rank in range(options.ranks):
             env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.ranks)}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-            processes.append(
+            self._ranks.append(
                 subprocess.Popen(
                     [python, *arguments],
                     env={**os.environ, **env},
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
                 )
             )
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    for line in outputs[0].splitlines():
-        if line.startswith("RESULT "):
-            return json.loads(line[7:])
-    print(f"{kind}: no result\n{outputs[0][-1500:]}", file=sys.stderr)
-    return None
+        self._answers("READY")
+
+    def step(self) -> None:
+        self._tell("step")
+        answers = self._answers("STEP")
+        self.times.append(max(seconds for seconds, _, _ in answers))
+        self.busy.append(statistics.mean(busy for _, busy, _ in answers))
+        self.losses.append(answers[0][2])
+
+    def end(self) -> None:
+        self._tell("end")
+        self.peak = self._answers("PEAK")[0][0]
+        for process in self._ranks:
+            process.communicate()
+
+    def _tell(self, word: str) -> None:
+        for process in self._ranks:
+            assert process.stdin is not None
+            process.stdin.write(f"{word}\n")
+            process.stdin.flush()
+
+    def _answers(self, word: str) -> list[list[float]]:
+        """The numbers of each rank's next line that begins with `word`."""
+        return [self._answer(process, word) for process in self._ranks]
+
+    def _answer(self, process: subprocess.Popen[str], word: str) -> list[float]:
+        seen: list[str] = []
+        for line in process.stdout or ():
+            if line.startswith(word):
+                return [float(number) for number in line.split()[1:]]
+            seen.append(line)
+        raise RuntimeError("a rank ended early:\n" + "".join(seen[-20:]))
+
+
+STAGES = ["0", "1", "2", "3", "1-cpu", "2-cpu", "3-cpu", "3-nvme"]
+ROWS = ["ddp", "fsdp2", *(f"{who}-{kind}" for kind in STAGES for who in ("peer", "ours"))]
 
 
 def main() -> None:
@@ -191,47 +236,61 @@ def main() -> None:
     parser.add_argument("--size", default="20", choices=list(SIZES))
     parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop earlier at this time")
+    parser.add_argument("--skip", type=int, default=2, help="first steps that do not count")
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--folder", default=tempfile.gettempdir())
-    parser.add_argument("--ours", default="1,2,3,3-frugal,1-cpu,3-cpu,3-nvme")
-    parser.add_argument("--peers", default="1,2,3,1-cpu,3-cpu")
+    parser.add_argument("--rows", nargs="+", default=ROWS, help=" ".join(ROWS))
     parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(options)
-    variants = [("DDP", sys.executable, "ddp"), ("FSDP2", sys.executable, "fsdp2")]
-    if options.peer_python:
-        variants += [(f"reference {k}", options.peer_python, k) for k in options.peers.split(",")]
-    variants += [(f"ours {k}", sys.executable, k) for k in options.ours.split(",")]
-    found: dict[str, list[Any]] = {name: [] for name, _, _ in variants}
-    for number in range(options.rounds):
-        for index, (name, python, kind) in enumerate(variants):
-            port = 29000 + (os.getpid() * 31 + number * len(variants) + index) % 2000
-            result = launch(python, kind, options, port)
-            if result is not None:
-                found[name].append(result)
-                seconds = statistics.median(result[0])
-                print(f"{name}: {seconds:.3f} s, {result[1]:.0f} MB", file=sys.stderr, flush=True)
-    report(found, options)
+    rows = [row for row in options.rows if options.peer_python or not row.startswith("peer-")]
+    contenders: dict[str, Contender] = {}
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=options.folder) as options.folder:
+        for index, row in enumerate(rows):
+            who, _, stage = row.partition("-")
+            python = options.peer_python if who == "peer" else sys.executable
+            port = 29000 + (os.getpid() * 31 + index) % 2000
+            contenders[row] = Contender(python, stage or who, options, port)
+            print(f"{row} is ready after {time.monotonic() - begin:.0f} s", file=sys.stderr)
+        for step in range(options.steps):
+            if step > options.skip and time.monotonic() - begin > options.seconds:
+                break
+            for contender in contenders.values():
+                contender.step()
+        for contender in contenders.values():
+            contender.end()
+    report(contenders, options)
 
 
-def report(found: dict[str, list[Any]], options: argparse.Namespace) -> None:
-    """The table: medians over rounds and steps, ratios to DDP."""
+def report(contenders: dict[str, Contender], options: argparse.Namespace) -> None:
+    """The table: medians over steps, ratios to DDP and to the same row of the reference."""
     print(f"GPT {options.size} M, {options.dtype}, {options.ranks} processes of one thread\n")
-    print("| variant | step s | / DDP | peak MB | loss of the last step |")
-    print("| --- | --- | --- | --- | --- |")
-    step = {
-        name: statistics.median(t for times, _, _ in results for t in times)
-        for name, results in found.items()
-        if results
+    print(
+        "| variant | step s | / DDP | / ref. | CPU s | / DDP | / ref. | MB | / ref. | last loss |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    measured = {
+        row: [
+            statistics.median(contender.times[options.skip :]),
+            statistics.median(contender.busy[options.skip :]),
+            contender.peak,
+        ]
+        for row, contender in contenders.items()
     }
-    for name, seconds in step.items():
-        peak = statistics.median(memory for _, memory, _ in found[name])
-        ratio = seconds / step["DDP"] if "DDP" in step else float("nan")
-        last = found[name][0][2][-1]
-        print(f"| {name} | {seconds:.3f} | {ratio:.2f} | {peak:.0f} | {last:.5f} |")
+    nothing = [float("nan")] * 3
+    for row, (step, busy, peak) in measured.items():
+        who, _, stage = row.partition("-")
+        ddp = measured.get("ddp", nothing)
+        peer = measured.get(f"peer-{stage}", nothing) if who == "ours" else nothing
+        name = row.replace("peer-", "reference ").replace("ours-", "ours ")
+        cells = [name, f"{step:.3f}", f"{step / ddp[0]:.2f}", f"{step / peer[0]:.2f}"]
+        cells += [f"{busy:.3f}", f"{busy / ddp[1]:.2f}", f"{busy / peer[1]:.2f}"]
+        cells += [f"{peak:.0f}", f"{peak / peer[2]:.2f}", f"{contenders[row].losses[-1]:.5f}"]
+        print(f"| {' | '.join(cells).replace('nan', '')} |")
 
 
 if __name__ == "__main__":
