@@ -8,26 +8,16 @@ from typing import ClassVar
 import torch
 
 import ds_aio
+from deepspeed.adapters.op_builder import OpBuilder
 from ds_aio import AioHandle, GdsHandle
 
 
-class AsyncIOBuilder:
-    """Gives the handle that moves tensors to and from files.
-
-    Attributes:
-        NAME: the operation's name in reports.
-        BUILD_VAR: environment variable that used to ask for a build; nothing reads it now.
-    """
+class AsyncIOBuilder(OpBuilder):
+    """Gives the handle that moves tensors to and from files."""
 
     NAME: ClassVar[str] = "async_io"
     BUILD_VAR: ClassVar[str] = "DS_BUILD_AIO"
-
-    def __init__(self, name: str | None = None) -> None:
-        self.name = name or self.NAME
-        self.error_log: str | None = None
-
-    def absolute_name(self) -> str:
-        return f"ds_aio.{self.NAME}"
+    PACKAGE: ClassVar[str] = "ds_aio"
 
     def is_compatible(self, verbose: bool = False) -> bool:
         """True: where the kernel offers no asynchronous I/O, threads do the work."""
@@ -42,27 +32,11 @@ class AsyncIOBuilder:
             deepspeed_memcpy=deepspeed_memcpy,
         )
 
-    def jit_load(self, verbose: bool = False) -> SimpleNamespace:
-        """As `load`: nothing is compiled at run time."""
-        return self.load(verbose)
-
     def check_for_libaio_pkg(self) -> bool:
         """True: libaio is not needed."""
         return True
 
-    def sources(self) -> list[str]:
-        return []
-
     def lib_sources(self) -> list[str]:
-        return []
-
-    def include_paths(self) -> list[str]:
-        return []
-
-    def cxx_args(self) -> list[str]:
-        return []
-
-    def extra_ldflags(self) -> list[str]:
         return []
 
     def report(self) -> str:

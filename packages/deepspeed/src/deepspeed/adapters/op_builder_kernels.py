@@ -8,55 +8,18 @@ from typing import Any, ClassVar
 import torch
 
 import ds_kernels
+from deepspeed.adapters.op_builder import OpBuilder
 from ds_kernels import OptionError, backend
 
 
-class OpBuilder:
-    """A named operation of ds-kernels. Programs subclass it to register their own.
+class KernelBuilder(OpBuilder):
+    """An operation of ds-kernels; `load()` gives the package."""
 
-    Attributes:
-        NAME: the operation's name in reports.
-        BUILD_VAR: environment variable that used to ask for a build; nothing reads it now.
-    """
-
-    NAME: ClassVar[str] = "op"
-    BUILD_VAR: ClassVar[str] = "DS_BUILD_OP"
-
-    def __init__(self, name: str | None = None) -> None:
-        self.name = name or self.NAME
-        self.error_log: str | None = None
-
-    @property
-    def builder_available(self) -> bool:
-        """True: nothing is compiled at run time."""
-        return True
-
-    def absolute_name(self) -> str:
-        return f"ds_kernels.{self.NAME}"
-
-    def is_compatible(self, verbose: bool = False) -> bool:
-        """Whether `load` gives a working operation on this machine."""
-        return True
+    PACKAGE: ClassVar[str] = "ds_kernels"
 
     def load(self, verbose: bool = True) -> Any:
         """The module that holds the operation."""
         return ds_kernels
-
-    def jit_load(self, verbose: bool = True) -> Any:
-        """As `load`: nothing is compiled at run time."""
-        return self.load(verbose)
-
-    def sources(self) -> list[str]:
-        return []
-
-    def include_paths(self) -> list[str]:
-        return []
-
-    def cxx_args(self) -> list[str]:
-        return []
-
-    def extra_ldflags(self) -> list[str]:
-        return []
 
     def report(self) -> str:
         """How the operation runs here, in one line."""
@@ -124,7 +87,7 @@ class CPUAdamOps:
         return 0
 
 
-class CPUAdamBuilder(OpBuilder):
+class CPUAdamBuilder(KernelBuilder):
     """`load()` gives `create_adam`, `adam_update` and `destroy_adam`."""
 
     NAME = "cpu_adam"
@@ -134,42 +97,42 @@ class CPUAdamBuilder(OpBuilder):
         return CPUAdamOps()
 
 
-class CPUAdagradBuilder(OpBuilder):
+class CPUAdagradBuilder(KernelBuilder):
     """`load()` gives the ds_kernels package."""
 
     NAME = "cpu_adagrad"
     BUILD_VAR = "DS_BUILD_CPU_ADAGRAD"
 
 
-class CPULionBuilder(OpBuilder):
+class CPULionBuilder(KernelBuilder):
     """`load()` gives the ds_kernels package."""
 
     NAME = "cpu_lion"
     BUILD_VAR = "DS_BUILD_CPU_LION"
 
 
-class FusedAdamBuilder(OpBuilder):
+class FusedAdamBuilder(KernelBuilder):
     """`load()` gives the ds_kernels package."""
 
     NAME = "fused_adam"
     BUILD_VAR = "DS_BUILD_FUSED_ADAM"
 
 
-class FusedLambBuilder(OpBuilder):
+class FusedLambBuilder(KernelBuilder):
     """`load()` gives the ds_kernels package."""
 
     NAME = "fused_lamb"
     BUILD_VAR = "DS_BUILD_FUSED_LAMB"
 
 
-class FusedLionBuilder(OpBuilder):
+class FusedLionBuilder(KernelBuilder):
     """`load()` gives the ds_kernels package."""
 
     NAME = "fused_lion"
     BUILD_VAR = "DS_BUILD_FUSED_LION"
 
 
-class FPQuantizerBuilder(OpBuilder):
+class FPQuantizerBuilder(KernelBuilder):
     """`load()` gives `ds_kernels.fp_quantizer`."""
 
     NAME = "fp_quantizer"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _OPTIMIZERS = "deepspeed.adapters.kernel_optimizers"
 _BUILDERS = "deepspeed.adapters.op_builder_kernels"
+_BASE = {"OpBuilder": "deepspeed.adapters.op_builder:OpBuilder"}
 
 _ZENFLOW = "!ZenFlow is not offered: it would need importance-aware asynchronous offload"
 _TRANSFORMER = (
@@ -20,7 +21,6 @@ _FUSED_LAMB = {"FusedLamb": f"{_OPTIMIZERS}:FusedLamb"}
 _ZENFLOW_NAMES = ("ZenFlowCPUAdam", "ZenFlowSelectiveAdamW", "ZenFlowSelectiveAdamW_stage3")
 
 _BUILT = (
-    "OpBuilder",
     "CPUAdamBuilder",
     "CPUAdagradBuilder",
     "CPULionBuilder",
@@ -72,9 +72,11 @@ _SPARSITY_CONFIGS = (
 )
 _SPARSE_NAMES = ("BertSparseSelfAttention", "SparseAttentionUtils", "SparseSelfAttention")
 
-_OP_BUILDER = {name: f"{_BUILDERS}:{name}" for name in _BUILT} | {
-    name: f"!{name.removesuffix('Builder')} has no counterpart; nothing here is built at run time"
-    for name in _UNBUILT
+_NOTHING = "has no counterpart; nothing here is built at run time"
+_OP_BUILDER = {
+    **_BASE,
+    **{name: f"{_BUILDERS}:{name}" for name in _BUILT},
+    **{name: f"!{name.removesuffix('Builder')} {_NOTHING}" for name in _UNBUILT},
 }
 
 NAMES: dict[str, dict[str, str]] = {
@@ -93,7 +95,7 @@ NAMES: dict[str, dict[str, str]] = {
     "deepspeed.ops.sparse_attention": dict.fromkeys((*_SPARSE_NAMES, *_SPARSITY_CONFIGS), _SPARSE),
     "deepspeed.ops.sparse_attention.sparsity_config": dict.fromkeys(_SPARSITY_CONFIGS, _SPARSE),
     "deepspeed.ops.op_builder": _OP_BUILDER,
-    "deepspeed.ops.op_builder.builder": {"OpBuilder": f"{_BUILDERS}:OpBuilder"},
+    "deepspeed.ops.op_builder.builder": _BASE,
     "deepspeed.ops.op_builder.cpu_adam": {"CPUAdamBuilder": f"{_BUILDERS}:CPUAdamBuilder"},
     "deepspeed.ops.op_builder.fused_adam": {"FusedAdamBuilder": f"{_BUILDERS}:FusedAdamBuilder"},
 }
