@@ -112,7 +112,11 @@ private:
         for (Fed fed = feed(worker); fed != Fed::end; fed = feed(worker)) {
             const size_t before = worker.flying();
             if (before == 0) continue;
-            worker.reap(!settings_.overlap_events ? before : fed == Fed::more ? 0 : 1);
+            if (settings_.overlap_events) {
+                worker.step(fed == Fed::full);
+            } else {
+                worker.reap(before);
+            }
             num_flying_ -= before - worker.flying();
         }
     }
@@ -143,12 +147,13 @@ private:
             const bool others = threads_.size() > 1 && next_job();
             lock.unlock();
             if (others) wake_.notify_one();
+            const bool copies = piece.bounce && taken.job->kind == Kind::write;
             worker.start(std::move(taken));
             bytes += piece.length;
             if (settings_.single_submit || bytes >= batch) {
-                // The device begins while the next pieces are copied.
+                // The device begins while the next pieces are prepared.
                 worker.submit();
-                if (settings_.overlap_events) return Fed::more;
+                if (settings_.overlap_events && copies) return Fed::more;
                 bytes = 0;
             }
             lock.lock();

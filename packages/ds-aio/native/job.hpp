@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "copy.hpp"
 #include "file.hpp"
 #include "plan.hpp"
 
@@ -138,8 +139,14 @@ public:
         });
     }
     void scatter(Spot spot, const char* from, uint64_t length) const {
-        walk(spot, length, [&from](char* to, uint64_t bytes) {
-            std::memcpy(to, from, bytes);
+        // What is small may be used at once, and is better left in the caches.
+        const bool large = total_ >= kLarge;
+        walk(spot, length, [&from, large](char* to, uint64_t bytes) {
+            if (large) {
+                stream_copy(to, from, bytes);
+            } else {
+                std::memcpy(to, from, bytes);
+            }
             from += bytes;
         });
     }
@@ -150,6 +157,8 @@ public:
     enum class Stage { fresh, preparing, ready } stage = Stage::fresh;
 
 private:
+    static constexpr uint64_t kLarge = 4u << 20;
+
     void skip_empty() {
         while (range_ < ranges_.size() && position_ == ranges_[range_].length) {
             ++range_;

@@ -1,6 +1,7 @@
 // Carries pieces of requests through one queue, and finishes by hand what the queue leaves undone.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -10,8 +11,9 @@
 
 namespace ds_aio {
 
-constexpr uint64_t kLargestBounce = 4u << 20;
-constexpr uint64_t kArenaBytes = 32u << 20;
+// Few and small enough to stay in a cache: such slots are filled faster than the caller's own memory.
+constexpr uint64_t kLargestBounce = 256u << 10;
+constexpr uint64_t kArenaBytes = 16u << 20;
 
 struct Settings {
     uint64_t block_size;
@@ -26,14 +28,16 @@ public:
         : queue_(std::move(queue)),
           settings_(settings),
           faults_(faults),
-          flights_(depth),
+          depth_(depth),
+          // What has arrived and waits for its copy does not count against the depth.
+          flights_(depth + depth / 2),
           bounce_(std::min(std::max<uint64_t>(settings.block_size, kLargestAlignment), kLargestBounce)),
-          arena_(round_up(bounce_, kLargestAlignment) + kLargestAlignment, arena_slots(depth)) {
-        for (unsigned i = depth; i > 0; --i) free_.push_back(i - 1);
+          arena_(round_up(bounce_, kLargestAlignment) + kLargestAlignment, arena_slots()) {
+        for (size_t i = flights_.size(); i > 0; --i) free_.push_back(i - 1);
     }
 
     size_t flying() const { return flights_.size() - free_.size(); }
-    size_t room() const { return free_.size(); }
+    bool has_room() const { return !free_.empty() && in_queue_ < depth_; }
 
     // The piece that would be taken next; its place in memory may be missing: see `can_take`.
     Piece plan(const Job& job) const {
@@ -47,7 +51,7 @@ public:
         return next_piece(job.kind, layout, job.offset(), job.remaining(), job.address(), job.here());
     }
     bool can_take(const Piece& piece) const {
-        return !free_.empty() && (!piece.bounce || arena_.available());
+        return has_room() && (!piece.bounce || arena_.available());
     }
 
     struct Taken {
@@ -78,12 +82,20 @@ public:
 
     void submit() { queue_->submit(); }
 
-    // Finishes at least so many pieces.
-    void reap(size_t at_least) {
-        results_.swap(early_);
-        queue_->reap(at_least > results_.size() ? at_least - results_.size() : 0, results_);
-        for (const Result& result : results_) complete(result);
-        results_.clear();
+    // Finishes so many pieces.
+    void reap(size_t count) {
+        if (arrived_.size() < count) collect(count - arrived_.size());
+        for (; count > 0 && !arrived_.empty(); --count) finish_next();
+    }
+
+    // One step on: hears from the device, waiting for it if there is nothing else to do, or finishes one
+    // piece. A virtual disk may answer a whole queue at once and then idle, so that what has come free
+    // must go back to it before all of that is copied.
+    void step(bool wait) {
+        const size_t before = arrived_.size();
+        collect(wait && before == 0 ? 1 : 0);
+        if (arrived_.size() > before && has_room()) return;
+        if (!arrived_.empty()) finish_next();
     }
 
 private:
@@ -94,9 +106,24 @@ private:
         uint64_t io_length = 0;
     };
 
-    size_t arena_slots(unsigned depth) const {
+    size_t arena_slots() const {
         const uint64_t slots = kArenaBytes / (bounce_ + kLargestAlignment);
-        return std::min<size_t>(depth, std::max<size_t>(2, slots));
+        return std::min<size_t>(flights_.size(), slots);
+    }
+
+    void collect(size_t at_least) {
+        arrived_.insert(arrived_.end(), early_.begin(), early_.end());
+        at_least -= std::min(at_least, early_.size());
+        early_.clear();
+        queue_->reap(at_least, results_);
+        in_queue_ -= results_.size();
+        arrived_.insert(arrived_.end(), results_.begin(), results_.end());
+        results_.clear();
+    }
+    void finish_next() {
+        const Result result = arrived_.front();
+        arrived_.pop_front();
+        complete(result);
     }
 
     void send(size_t index) {
@@ -114,6 +141,7 @@ private:
             early_.push_back({index, -static_cast<int64_t>(fault)});
             return;
         }
+        ++in_queue_;
         queue_->push({job.kind == Kind::write, direct ? job.file->direct() : job.file->plain(), memory,
                       static_cast<uint32_t>(length), f.io_offset, index});
     }
@@ -187,12 +215,15 @@ private:
     std::unique_ptr<Queue> queue_;
     const Settings settings_;
     const Faults& faults_;
+    const size_t depth_;
     std::vector<Flight> flights_;
     std::vector<size_t> free_;
     const uint64_t bounce_;
     Arena arena_;
+    size_t in_queue_ = 0;
     std::vector<Result> results_;
     std::vector<Result> early_;
+    std::deque<Result> arrived_;
 };
 
 }  // namespace ds_aio

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +31,36 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         yield Path(name)
+
+
+@contextlib.contextmanager
+def mounted(kind: str, options: str, source: str, target: Path) -> Iterator[bool]:
+    """A mount that ends with the block; False where mounting is forbidden."""
+    command = ["mount", "-t", kind, "-o", options, source, str(target)]
+    done = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    try:
+        yield done
+    finally:
+        if done:
+            subprocess.run(["umount", "--lazy", str(target)], check=True)
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file system of few MiB, or where mounting is forbidden files of at most 4 MiB."""
+    target = tmp_path / "disk"
+    target.mkdir()
+    options, source = "size=4m", "tmpfs"
+    if request.param == "ext4":
+        options, source = "loop", str(tmp_path / "image")
+        Path(source).write_bytes(bytes(8 << 20))
+        subprocess.run(["mkfs.ext4", "-q", source], capture_output=True, check=False)
+    with mounted(request.param, options, source, target) as done:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if not done:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, limits[1]))
+        yield target
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def random_bytes(count: int, seed: int = 0) -> torch.Tensor:

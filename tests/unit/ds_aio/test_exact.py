@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ds_aio
 from ds_aio import Engine, Faults, File, Options
 
-from .conftest import BACKENDS, random_bytes
+from .conftest import BACKENDS, mounted, random_bytes
 
 SIZES = [0, 1, 511, 512, 513, 4095, 4096, 4097, (1 << 20) + 7]
 WAYS = {
@@ -87,6 +87,28 @@ def test_neighbours_are_untouched_in_every_way(backend: str, folder: Path, way: 
             for offset in (0, 1, 4095, 65536):
                 for shift in (0, 3):
                     check_round_trip(engine, folder / "f", size=size, offset=offset, shift=shift)
+
+
+@pytest.mark.parametrize(("offset", "shift"), [(0, 0), (0, 64), (4096, 1), (1, 3), (513, 4095)])
+def test_large_requests_at_odd_places_are_exact(
+    backend: str, folder: Path, offset: int, shift: int
+) -> None:
+    with Engine(Options(backend=backend)) as engine:
+        check_round_trip(engine, folder / "f", size=9_000_011, offset=offset, shift=shift)
+
+
+def test_an_overlay_is_exact(backend: str, tmp_path: Path) -> None:
+    for name in ("lower", "upper", "work", "merged"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lower" / "f").write_bytes(b"below")
+    layers = ",".join(f"{name}dir={tmp_path / name}" for name in ("lower", "upper", "work"))
+    with (
+        mounted("overlay", layers, "overlay", tmp_path / "merged"),
+        Engine(Options(backend=backend)) as engine,
+    ):
+        for size in SIZES:
+            check_round_trip(engine, tmp_path / "merged" / "f", size=size, offset=7, shift=1)
+    assert (tmp_path / "lower" / "f").read_bytes() == b"below"
 
 
 @small

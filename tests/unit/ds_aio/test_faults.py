@@ -157,24 +157,20 @@ def test_the_first_error_is_raised_after_all_work_has_ended(backend: str, tmp_pa
 def test_a_full_disk_is_an_error_not_a_crash(backend: str, small_disk: Path) -> None:
     handle = ds_aio.aio_handle(backend=backend)
     with pytest.raises(TransferError) as caught:
-        handle.sync_pwrite(torch.zeros(8 << 20, dtype=torch.uint8), str(small_disk / "f"))
+        handle.sync_pwrite(torch.zeros(12 << 20, dtype=torch.uint8), str(small_disk / "f"))
     assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
     (small_disk / "f").unlink()
     assert handle.sync_pwrite(torch.zeros(1000, dtype=torch.uint8), str(small_disk / "g")) == 1
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB, or where mounting is forbidden files of at most 4 MiB."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
-        yield tmp_path
-        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
-        return
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, limits[1]))
-    yield tmp_path
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+def test_a_state_that_does_not_fit_leaves_nothing_behind(small_disk: Path) -> None:
+    ds_aio.save(small_disk / "m", {"a": torch.ones(3)})
+    before = sorted(small_disk.iterdir())
+    with pytest.raises(TransferError) as caught:
+        ds_aio.save(small_disk / "m", {"a": torch.ones(3 << 20)})
+    assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
+    assert sorted(small_disk.iterdir()) == before
+    assert ds_aio.load(small_disk / "m")["a"].eq(1).all()
 
 
 def test_the_file_size_limit_is_named(backend: str, tmp_path: Path) -> None:

@@ -118,6 +118,32 @@ def test_nothing_leaks_over_300_rounds(backend: str, tmp_path: Path) -> None:
     assert kib("VmRSS") < rss + (16 << 10)
 
 
+def test_300_engines_that_meet_errors_leave_nothing(backend: str, tmp_path: Path) -> None:
+    options = Options(
+        backend=backend, queue_depth=2, faults=ds_aio.Faults(fail_errno=5, fail_offset=5000)
+    )
+    data = torch.ones(100_000, dtype=torch.uint8)
+
+    def round_of_work() -> None:
+        locked = ds_aio.aligned_tensor((1 << 20,), lock=True)
+        file = ds_aio.open(tmp_path / "f", "w", options=options)
+        file.write(locked[:4096])
+        file.write(data, 1)
+        with pytest.raises(ds_aio.TransferError):
+            file.close()
+
+    for _ in range(10):
+        round_of_work()
+    gc.collect()
+    before = count("fd"), count("task"), kib("VmLck")
+    rss = kib("VmRSS")
+    for _ in range(300):
+        round_of_work()
+    gc.collect()
+    assert (count("fd"), count("task"), kib("VmLck")) == before
+    assert kib("VmRSS") < rss + (16 << 10)
+
+
 def test_engines_leave_no_threads_or_descriptors(backend: str, tmp_path: Path) -> None:
     for round_number in range(12):
         with ds_aio.open(tmp_path / "f", "w", options=Options(backend=backend)) as file:
