@@ -22,9 +22,9 @@ def get_arguments() -> argparse.Namespace:
 
 
 def warmup_exp_decay_exp(step: int, total: int) -> float:
-    """A power up over the first twentieth, then 0.9 for every thirtieth of the steps."""
-    end = 0.05 * total
-    return (step / end) ** 2 if step < end else 0.9 ** ((step - end) / (total / 30))
+    """A power up over the first tenth, then 0.9 for every twelfth of the steps."""
+    end = 0.1 * total
+    return (step / end) ** 2 if step < end else 0.9 ** ((step - end) / (total / 12))
 
 
 def prepare_model_optimizer(args: argparse.Namespace) -> tuple[BertMultiTask, Any, Any]:

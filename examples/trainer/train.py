@@ -27,7 +27,6 @@ from transformers import (
     LlamaForCausalLM,
     Trainer,
     TrainingArguments,
-    set_seed,
 )
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "gpt"))
@@ -38,11 +37,13 @@ ROOT = HERE.parents[1]
 
 
 class Windows(Dataset[dict[str, Tensor]]):
-    """Consecutive windows of a text; bytes are the tokens."""
+    """Windows of a text, shuffled once, so that every run sees them in one order."""
 
     def __init__(self, text: np.ndarray, length: int, limit: int = 20_000) -> None:
         count = min(limit, len(text) // length)
-        self.rows = torch.from_numpy(text[: count * length].astype(np.int64)).view(count, length)
+        rows = text[: count * length].reshape(count, length)
+        order = np.random.default_rng(0).permutation(count)
+        self.rows = torch.from_numpy(rows[order].astype(np.int64))  # bytes are the tokens
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -90,6 +91,7 @@ def arguments(args: argparse.Namespace, **changes: Any) -> TrainingArguments:
         "report_to": "none",
         "disable_tqdm": True,
         "seed": 0,
+        "train_sampling_strategy": "sequential",
         "dataloader_pin_memory": torch.accelerator.is_available(),
         "deepspeed": args.deepspeed,
         "use_cpu": not torch.accelerator.is_available() and args.deepspeed is None,
@@ -155,7 +157,6 @@ def main() -> None:
     )
     # The Trainer evaluates before training with deepspeed at stage 3 only.
     before = None if args.deepspeed else trainer.evaluate()["eval_loss"]
-    set_seed(0)  # rows in the same order, whatever was done before
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
     trainer.save_model()
