@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from deepspeed.compiled import uncompiled
 from deepspeed.config import Config
 from deepspeed.foreign_checkpoint import (
     copy_recovery_script,
@@ -21,6 +22,7 @@ from deepspeed.foreign_checkpoint import (
     make_executable,
 )
 from ds_core.checkpoint import AsyncSaver
+from ds_core.checkpoint.ranks import together
 from ds_core.contracts import LoadWhat
 from ds_core.engine import Counters
 from ds_core.errors import ConfigError, RankMismatchError
@@ -65,7 +67,6 @@ class EngineCheckpoint:
             True; every fault is an exception, on all ranks.
         """
         tag = self._agreed_tag(f"global_step{self.counters.steps}" if tag is None else str(tag))
-        Path(save_dir).mkdir(parents=True, exist_ok=True)
         writer = self.configuration.section("checkpoint").writer
         start = time.perf_counter()
         with self._bar(f"saving {tag}") as bar:
@@ -163,13 +164,14 @@ class EngineCheckpoint:
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, Any]:
         """The module's state dict as it lies on this rank."""
-        state: dict[str, Any] = self.module.state_dict(
+        module = uncompiled(self.module)
+        state: dict[str, Any] = module.state_dict(
             destination={} if destination is None else destination,
             prefix=prefix,
             keep_vars=keep_vars,
         )
         if exclude_frozen_parameters:
-            for name, param in self.module.named_parameters(remove_duplicate=False):
+            for name, param in module.named_parameters(remove_duplicate=False):
                 if not param.requires_grad:
                     state.pop(prefix + name, None)
         return state
@@ -178,7 +180,7 @@ class EngineCheckpoint:
         self, checkpoint: Mapping[str, Any], strict: bool = True, **_: Any
     ) -> None:
         """Load `checkpoint["module"]` into the module."""
-        self.module.load_state_dict(checkpoint["module"], strict=strict)
+        uncompiled(self.module).load_state_dict(checkpoint["module"], strict=strict)
 
     def save_16bit_model(
         self,
@@ -188,10 +190,10 @@ class EngineCheckpoint:
     ) -> bool:
         """Write the whole model's weights, in the format they train in, to one file by rank 0."""
         state = self._consolidated_16bit_state_dict(exclude_frozen_parameters)
-        if self.groups.world.rank == 0:
-            Path(save_dir).mkdir(parents=True, exist_ok=True)
-            torch.save(state, Path(save_dir) / save_filename)
-        self.groups.world.barrier("saving the model")
+        with together(self.groups.world, "saving the model"):
+            if self.groups.world.rank == 0:
+                Path(save_dir).mkdir(parents=True, exist_ok=True)
+                torch.save(state, Path(save_dir) / save_filename)
         return True
 
     save_fp16_model = save_16bit_model

@@ -1,0 +1,88 @@
+"""A checkpoint that cannot be written fails on all ranks, and harms nothing that is there."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import deepspeed
+from ds_core.errors import CheckpointError
+from support.ranks import run_ranks
+
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+}
+NO_FOLDER = "/sys/checkpoints"  # nobody, not even root, makes a folder there
+
+
+def make_engine(stage, **sections):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+    config = {**CONFIG, "zero_optimization": {"stage": stage}, **sections}
+    return deepspeed.initialize(model=net, config=config)[0]
+
+
+def step(engine):
+    generator = torch.Generator().manual_seed(engine.global_steps)
+    loss = engine(torch.randn(2, 64, generator=generator)).square().mean()
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
+
+
+def fill_the_disk(size):
+    """From here on no file of this process grows beyond `size` bytes."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+
+def save_and_wait(engine, folder):
+    engine.save_checkpoint(folder)
+    engine.wait_for_checkpoint()
+
+
+def save_into_nowhere(stage, sections):
+    engine = make_engine(stage, **sections)
+    step(engine)
+    with pytest.raises(CheckpointError, match=NO_FOLDER):
+        save_and_wait(engine, NO_FOLDER)
+    with pytest.raises(CheckpointError, match="saving the model failed"):
+        engine.save_16bit_model(NO_FOLDER)
+    return step(engine)
+
+
+@pytest.mark.parametrize("sections", [{}, {"checkpoint": {"writer": {"decoupled": True}}}])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_folder_that_cannot_be_made_is_named_and_training_goes_on(stage, sections):
+    first, second = run_ranks(save_into_nowhere, 2, stage, sections)
+    assert first == second
+
+
+def save_onto_a_full_disk(folder, stage, full_rank):
+    engine = make_engine(stage)
+    step(engine)
+    engine.save_checkpoint(folder)
+    expected = step(engine)
+    if dist.get_rank() == full_rank:
+        fill_the_disk(2000)
+    with pytest.raises(CheckpointError) as caught:
+        engine.save_checkpoint(folder)
+    again = make_engine(stage)
+    path, _ = again.load_checkpoint(folder)
+    return str(caught.value), path, step(again) == expected
+
+
+@pytest.mark.parametrize("full_rank", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_full_disk_of_one_rank_leaves_the_earlier_checkpoint(stage, full_rank, tmp_path):
+    answers = run_ranks(save_onto_a_full_disk, 2, str(tmp_path), stage, full_rank)
+    for rank, (message, path, same) in enumerate(answers):
+        assert f"failed on rank {full_rank}" in message or rank == full_rank
+        assert "File too large" in message
+        assert path == str(tmp_path / "global_step1")
+        assert same
