@@ -119,7 +119,7 @@ def initialize(
             collate_fn=collate_fn,
         )
     _speak(made[0].configuration)
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def check_arguments(args: object, distributed_port: object, dist_init_required: object) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from deepspeed.engine import DeepSpeedEngine
 from deepspeed.logs import log_dist, logger
+from deepspeed.precision import autocast_context
 from ds_core.clip import total_norm
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -18,6 +21,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def is_compile_supported() -> bool:
     """True: every supported PyTorch compiles."""
     return True
+
+
+def autocast_if_enabled(engine: DeepSpeedEngine) -> AbstractContextManager[Any]:
+    """The context that `engine` runs its forward in, for modules that are called beside it."""
+    return autocast_context(engine.configuration, engine.device.type)()
 
 
 def noop_decorator(function: F) -> F:

@@ -36,7 +36,7 @@ NAMES: dict[str, dict[str, str]] = {
         "PipelineEngine": f"{_ADAPTED}:PipelineEngine",
     },
     "deepspeed.pipe": _MODULE,
-    "deepspeed.runtime.pipe": _MODULE,
+    "deepspeed.runtime.pipe": {**_MODULE, "ProcessTopology": "ds_pipeline:ProcessTopology"},
     "deepspeed.runtime.pipe.module": {
         **_MODULE,
         "PipelineError": "ds_pipeline:PipelineError",

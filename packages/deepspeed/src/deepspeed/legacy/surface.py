@@ -75,6 +75,7 @@ NAMES: dict[str, dict[str, str] | str] = {
         "set_accelerator": "!the accelerator is what torch reports; force one with DS_ACCELERATOR",
     },
     "deepspeed.runtime.engine": {
+        **_in(_SMALL, "autocast_if_enabled"),
         "split_half_float_double_sparse": _INSIDE,
         "EngineTimers": "!phases are timed by the wall_clock_breakdown section",
     },
@@ -153,11 +154,19 @@ NAMES: dict[str, dict[str, str] | str] = {
             "set_tensor_model_parallel_world_size",
         ),
     },
-    "deepspeed.utils.groups": _refuse(
-        _MPU,
-        "get_tensor_model_parallel_src_rank set_tensor_model_parallel_rank "
-        "set_tensor_model_parallel_world_size",
-    ),
+    "deepspeed.utils.groups": {
+        **_refuse(
+            _MPU,
+            "get_tensor_model_parallel_src_rank set_tensor_model_parallel_rank "
+            "set_tensor_model_parallel_world_size",
+        ),
+        **_refuse(
+            _EXPERTS,
+            "_get_expert_parallel_group _get_expert_parallel_rank _get_expert_parallel_world_size "
+            "_get_expert_data_parallel_group _get_max_expert_size_name",
+        ),
+        "_get_sequence_data_parallel_group": _SEQUENCE,
+    },
     "deepspeed.utils.logging": {
         **_in(_SMALL, "log_dist_once"),
         **_refuse(
@@ -176,6 +185,7 @@ NAMES: dict[str, dict[str, str] | str] = {
         "get_layer_ckpt_name_for_rank get_model_3d_descriptor get_model_ckpt_name_for_rank "
         "get_zero_ckpt_name_for_rank merge_state model_3d_desc reshape_meg_2d_parallel",
     ),
+    "deepspeed.checkpoint.constants": "deepspeed.adapters.checkpoint_constants",
     "deepspeed.checkpoint.deepspeed_checkpoint": {"DeepSpeedCheckpoint": _RESHAPE},
     "deepspeed.checkpoint.ds_to_universal": _refuse(
         _UNIVERSAL,
@@ -195,6 +205,7 @@ NAMES: dict[str, dict[str, str] | str] = {
         "split_params_into_shared_and_expert_params",
     ),
     "deepspeed.moe.experts": {"Experts": _EXPERTS},
+    "deepspeed.compression": _refuse(_COMPRESSION, "init_compression redundancy_clean"),
     "deepspeed.compression.compress": _refuse(
         _COMPRESSION,
         "check_deepspeed_config get_compress_methods get_module_name init_compression "
@@ -218,6 +229,9 @@ NAMES: dict[str, dict[str, str] | str] = {
         _SEQUENCE,
         "DistributedAttention apply_rotary_pos_emb post_all2all pre_all2all_fun "
         "single_all_to_all uneven_heads_all2all",
+    ),
+    "deepspeed.sequence.fpdt_layer": _refuse(
+        _SEQUENCE, "FPDT_Attention FPDT_FFN FPDT_InputConstruct FPDT_LogitsLoss"
     ),
     "deepspeed.runtime.sequence_parallel.ulysses_sp": _refuse(_SEQUENCE, _ULYSSES),
     "deepspeed.runtime.tensor_parallel": _refuse(

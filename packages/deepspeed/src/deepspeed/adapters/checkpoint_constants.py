@@ -1,0 +1,52 @@
+"""Keys and file names of the original's checkpoints, for programs that read such files themselves.
+
+The checkpoints written here have another layout; `engine.load_checkpoint` reads both.
+"""
+
+from __future__ import annotations
+
+MODEL_FILE_PREFIX = "mp_rank_"
+LAYER_FILE_PREFIX = "layer_"
+ZERO_FILE_PREFIX = "zero_pp_rank_"
+BF16_ZERO_FILE_PREFIX = "bf16_zero_pp_rank_"
+FP16_ZERO_FILE_PREFIX = "fp16_zero_pp_rank_"
+MODEL_FILE_SUFFIX = "_model_states.pt"
+OPTIM_FILE_SUFFIX = "_optim_states.pt"
+
+OPTIMIZER_STATE_DICT = "optimizer_state_dict"
+BASE_OPTIMIZER_STATE = "base_optimizer_state"
+BASE_OPTIMIZER_STATE_STEP = "base_optimizer_state_step"
+FP32_GROUPS = "fp32_groups"
+FP32_FLAT_GROUPS = "fp32_flat_groups"
+SINGLE_PARTITION_OF_FP32_GROUPS = "single_partition_of_fp32_groups"
+PARTITION_COUNT = "partition_count"
+GROUP_PADDINGS = "group_paddings"
+PARAM_GROUPS = "param_groups"
+PARAM_SLICE_MAPPINGS = "param_slice_mappings"
+ZERO_STAGE = "zero_stage"
+CLIP_GRAD = "clip_grad"
+LOSS_SCALER = "loss_scaler"
+
+PARAM = "param"
+PARAM_SHAPES = "param_shapes"
+BUFFER_NAMES = "buffer_names"
+FROZEN_PARAM_SHAPES = "frozen_param_shapes"
+FROZEN_PARAM_FRAGMENTS = "frozen_param_fragments"
+DS_VERSION = "ds_version"
+
+UNIVERSAL_CHECKPOINT_INFO = "universal_checkpoint_info"
+UNIVERSAL_CHECKPOINT_VERSION_KEY = "universal_checkpoint_version"
+FP32_WEIGHT_KEY = "fp32"
+CAT_DIM = "cat_dim"
+VOCAB_TENSOR = "vocab_tensor"
+PARAM_N_SUB_PARAMS = "param_n_sub_params"
+SUB_PARAM_SHAPE = "sub_param_shape"
+ORIGINAL_VOCAB_SIZE = "original_vocab_size"
+PADDED_VOCAB_SIZE = "padded_vocab_size"
+PARAMETER_TO_AVERAGE_PATTERNS = "parameter_to_average_patterns"
+PARAMETER_WITH_2_SUB_PARAMS_CAT_DIM_0 = "parameter_with_2_sub_params_cat_dim_0"
+PARAMETER_WITH_ROW_PARALLELISM_PATTERNS = "parameter_with_row_parallelism_patterns"
+PARAMETER_WITH_SUB_PARAMS = "parameter_with_sub_params"
+PIPELINE_REPLICATED_PARAMETER_PATTERNS = "pipeline_replicated_parameter_patterns"
+TP_REPLICATED_PARAMETER_PATTERNS = "tp_replicated_parameter_patterns"
+VOCABULARY_PARAMETER_PATTERNS = "vocabulary_parameter_patterns"
