@@ -1,7 +1,7 @@
 """The GPU twins: same arguments, same state dicts, tensors on any device.
 
 Each step sends the tensors of a device to the fastest kernel for it: CPU tensors to the compiled
-loops, others to a Triton multi-tensor kernel, or to plain torch where Triton is missing.
+loops, others to a Triton multi-tensor kernel, or to torch's own where Triton is missing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(formula: Formula, lanes: list[Lane]) -> list[float | Tensor]:
         return list(importlib.import_module("ds_kernels.triton_kernels").run(formula, lanes))
     for lane in lanes:
         check(lane, device)
-    return [reference.update(formula, lane) for lane in lanes]
+    return reference.update_many(formula, lanes)
 
 
 class FusedAdam(AnyDevice, CPUAdam):
