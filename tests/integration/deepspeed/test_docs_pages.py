@@ -13,7 +13,7 @@ import pytest
 from integration.deepspeed.docs_pages import ROOT, pages
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-EVIDENCE = re.compile(r"`((?:tests|examples)/[^`]+)`")
+EVIDENCE = re.compile(r"\[`([^`]+)`\]\(\.\./((?:tests|examples)/[^)]+)\)")
 LINKED = [*pages(), "benchmarks/RESULTS.md"]
 PROVEN = ["docs/features.md", "docs/migration.md"]
 
@@ -49,10 +49,9 @@ def test_links_lead_somewhere(page):
 def test_what_a_page_names_as_evidence_exists(page):
     found = EVIDENCE.findall((ROOT / page).read_text())
     assert len(found) > 10
-    for item in found:
-        path, _, test = item.partition("::")
-        assert (ROOT / path).exists(), item
-        assert not test or f"def {test}(" in (ROOT / path).read_text(), item
+    for name, path in found:
+        assert (ROOT / path).exists(), path
+        assert name == path or f"def {name}(" in (ROOT / path).read_text(), (name, path)
 
 
 def test_every_row_of_the_features_has_evidence():
