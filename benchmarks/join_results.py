@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ORDER = [
-    *("engine", "cpu_adam", "cpu_optimizers", "aio", "tensor_files", "zero", "checkpoint"),
+    *(
+        "engine",
+        "cpu_adam",
+        "cpu_optimizers",
+        "aio",
+        "tensor_files",
+        "zero",
+        "zero_memory",
+        "checkpoint",
+    ),
     *(
         "pipeline",
         "batching",
@@ -31,7 +41,7 @@ def section(file: Path) -> str:
     text = file.read_text().strip()
     if text.startswith("# "):
         text = "#" + text
-    return text.replace("](curriculum.png)", "](results/curriculum.png)")
+    return re.sub(r"\]\(([\w-]+\.png)\)", r"](results/\1)", text)
 
 
 def main() -> None:
