@@ -89,3 +89,28 @@ def merged_under_zero3() -> float:
 
 def test_adapters_merge_inside_gathered_parameters():
     assert run_ranks(merged_under_zero3, 1)[0] < 1e-4
+
+
+def train_low_precision(
+    folder: str, config: dict[str, Any], reentrant: bool | None
+) -> tuple[list[float], set[torch.dtype]]:
+    """A bf16 base under fp32 adapters, which peft makes by default."""
+    model = make_lora(make_model().to(torch.bfloat16))
+    model.enable_input_require_grads()
+    options: dict[str, Any] = {"learning_rate": 0.05}
+    if reentrant is not None:
+        kwargs = {"use_reentrant": reentrant}
+        options |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
+    kinds = {param.dtype for param in model.parameters()}
+    trainer = make_trainer(folder, config, model, **options)
+    trainer.train()
+    return logged(trainer, "loss"), kinds
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_fp32_adapters_over_a_bf16_base_train_also_with_recomputation(stage, reentrant, tmp_path):
+    losses, kinds = run_ranks(train_low_precision, 1, str(tmp_path), config_of(stage), reentrant)[0]
+    plain = run_ranks(train, 1, str(tmp_path), None, {"learning_rate": 0.05})[0]
+    assert kinds == {torch.float32, torch.bfloat16}
+    assert losses == pytest.approx(plain, rel=0.02)
