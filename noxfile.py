@@ -218,16 +218,33 @@ def fuzz(session: nox.Session) -> None:
 def peer(session: nox.Session) -> None:
     """Compare loss curves with the real deepspeed 0.19.6, each in its own environment."""
     prepare(session)
+    theirs = install_peer(session)
+    script = ("benchmarks/peer_curves.py", "--peer-python", theirs)
+    run(session, "python", *script, *session.posargs)
+
+
+@nox.session
+def client_curves(session: nox.Session) -> None:
+    """The same client programs on ours and on the real deepspeed; after `nox -s clients`."""
+    prepare(session)
+    ours = Path(session.virtualenv.location).with_name("clients") / "bin" / "python"
+    if not ours.exists():
+        session.error("the environment with our deepspeed is missing: nox -s clients")
+    theirs = install_peer(session, *CLIENTS)
+    script = ("benchmarks/client_curves.py", "--python", str(ours), "--peer-python", theirs)
+    run(session, "python", *script, *session.posargs)
+
+
+def install_peer(session: nox.Session, *more: str) -> str:
+    """Install the real deepspeed into the session's environment; its interpreter."""
     tools = ["setuptools", "wheel", "ninja", "pybind11", "py-cpuinfo"]
-    session.install("-c", "constraints.txt", "torch", "numpy", *tools, silent=True)
+    session.install("-c", "constraints.txt", "torch", "numpy", *tools, *more, silent=True)
     session.install(
         *("--no-build-isolation", "-c", "constraints.txt", "deepspeed==0.19.6"),
         env={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
         silent=True,
     )
-    theirs = Path(session.virtualenv.location) / "bin" / "python"
-    script = ("benchmarks/peer_curves.py", "--peer-python", str(theirs))
-    run(session, "python", *script, *session.posargs)
+    return str(Path(session.virtualenv.location) / "bin" / "python")
 
 
 @nox.session(venv_backend="none")
