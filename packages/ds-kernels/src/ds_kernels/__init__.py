@@ -6,6 +6,7 @@ from ds_kernels.errors import BackendError, KernelError, OptionError, TensorErro
 from ds_kernels.fused import FusedAdam, FusedLamb, FusedLion
 from ds_kernels.lamb import CPULamb
 from ds_kernels.lion import CPULion
+from ds_kernels.memory import to_huge_pages
 from ds_kernels.pending import PendingStep, StepQueue
 from ds_kernels.reporting import ReportRow, report
 from ds_kernels.sgd import CPUSGD
@@ -36,4 +37,5 @@ __all__ = [
     "lion_step",
     "report",
     "sgd_step",
+    "to_huge_pages",
 ]

@@ -14,6 +14,7 @@ from torch import Tensor
 from ds_kernels import formulas
 from ds_kernels.errors import OptionError, TensorError
 from ds_kernels.formulas import Rule
+from ds_kernels.memory import HugePages
 from ds_kernels.pending import PendingStep, StepQueue
 from ds_kernels.steps import lanes_of, start
 
@@ -34,6 +35,7 @@ class FlatStep:
         self._rule = rule
         self._defaults = dict(defaults)
         self._queue = StepQueue()
+        self._pages = HugePages()
 
     def __call__(
         self,
@@ -60,7 +62,9 @@ class FlatStep:
         if missing:
             raise TensorError(f"states lacks {', '.join(missing)}; it has {', '.join(states)}")
         lanes = lanes_of(master, grad, {name: states[name] for name in needed}, out)
-        return start(self._rule, lanes, group, step, grad_scale, self._queue)
+        pending = start(self._rule, lanes, group, step, grad_scale, self._queue)
+        self._pages.settle(lanes)
+        return pending
 
     def _uses_states(self, group: Mapping[str, Any]) -> bool:
         return self._rule is not formulas.SGD or bool(group["momentum"])

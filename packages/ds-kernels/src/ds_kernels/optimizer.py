@@ -13,7 +13,7 @@ from ds_kernels.dense import aligned_views
 from ds_kernels.errors import OptionError, TensorError
 from ds_kernels.formulas import Formula, Rule
 from ds_kernels.lanes import DTYPE_CODES, Lane
-from ds_kernels.memory import zeros_beside
+from ds_kernels.memory import HugePages, zeros_beside
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs or groups: torch accepts all three
 Outs = Mapping[Tensor, Tensor] | Sequence[Tensor | None]
@@ -38,6 +38,7 @@ class KernelOptimizer(torch.optim.Optimizer):
             raise OptionError(f"state_dtype is {state_dtype}; use float32, bfloat16 or float16")
         self.state_dtype = state_dtype
         self._ratios: list[float | Tensor] = []  # of the last step, one a stepped parameter
+        self._pages = HugePages()
         super().__init__(params, defaults)
 
     @torch.no_grad()
@@ -76,7 +77,9 @@ class KernelOptimizer(torch.optim.Optimizer):
 
     def _apply(self, formula: Formula, lanes: list[Lane]) -> list[float | Tensor]:
         with aligned_views(lanes) as flat:
-            return [*backend.select().run(formula, flat)]
+            ratios = backend.select().run(formula, flat)
+            self._pages.settle(flat)
+        return [*ratios]
 
     def _lane(self, label: Label, param: Tensor, group: dict[str, Any], out: Tensor | None) -> Lane:
         state = self.state[param]
@@ -92,7 +95,7 @@ class KernelOptimizer(torch.optim.Optimizer):
         return self.rule.state_names
 
     def _new_state(self, name: str, param: Tensor, group: dict[str, Any]) -> Tensor:
-        return zeros_beside(param, self.state_dtype)
+        return zeros_beside(param, self.state_dtype, self.rule.state_names.index(name))
 
     def _outs(self, out: Outs | None) -> Mapping[Tensor, Tensor]:
         if out is None:
@@ -126,6 +129,7 @@ class KernelOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._pages = HugePages()
         for group in self.param_groups:
             refuse_amsgrad(group.get("amsgrad", False))
             for name, value in self.defaults.items():

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "levels.h"
+#include "pages.h"
 #include "queue.h"
 #include "run.h"
 
@@ -62,6 +63,8 @@ void define(py::module_& m, const char* name) {
 PYBIND11_MODULE(_native, m) {
   m.doc() = "Compiled loops of ds_kernels.";
   m.def("available_levels", &ds::available_levels);
+  m.def("to_huge_pages", &ds::to_huge_pages, py::arg("address"), py::arg("bytes"),
+        py::call_guard<py::gil_scoped_release>());
 
   py::class_<ds::Ticket, std::shared_ptr<ds::Ticket>>(m, "Ticket")
       .def("wait", &ds::Ticket::wait, py::call_guard<py::gil_scoped_release>())
