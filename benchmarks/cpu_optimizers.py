@@ -5,24 +5,23 @@
 torch has no Lion and no LAMB: their rivals are `torch._foreach` forms as one would write them. The
 deepspeed release has no CPU form of any of these on a machine without accelerator: the `load()` of
 its CPUAdagradBuilder and CPULionBuilder raises "This op had not been implemented on CPU backend".
-The floor is a bare loop with the reads and writes of the one-moment optimizers; LAMB, which must
-know two norms before it may step, reads parameter and moments twice and has no such floor.
+The floor is a bare loop with the reads and writes of the one-moment optimizers over memory on huge
+pages, as ours is; LAMB, which must know two norms before it may step, reads parameter and moments
+twice and has no such floor. Order and ratios are those of `cpu_adam.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from cpu_adam import Step, timed
+from cpu_adam import Problem, Step, Times, bare, best_rival, ratio, rounds, timed
 
 import ds_kernels
-from ds_kernels import _native, backend
-from ds_kernels.lanes import Lane, row_of
 
 
 def parameter(count: int) -> torch.nn.Parameter:
@@ -32,11 +31,11 @@ def parameter(count: int) -> torch.nn.Parameter:
 
 
 def floor(count: int) -> Step:
-    param, grad, moment = torch.ones(count), torch.ones(count), torch.zeros(count)
-    lane = Lane(param, grad, (moment,), None, "", ("m",))
-    level = backend.select().name
-    # The addresses are taken anew at each call: the lane is what keeps the memory alive.
-    return lambda: _native.bare1([row_of(lane)], [1e-9], level, torch.get_num_threads())
+    """The bare loop over memory that lies as ours does."""
+    problem, moment = Problem("fp32", count), torch.zeros(count)
+    for tensor in (problem.param, problem.grad, moment):
+        ds_kernels.to_huge_pages(tensor)
+    return bare(problem, (moment,))
 
 
 def foreach_lion(count: int) -> Step:
@@ -75,7 +74,7 @@ def torchs(make: Callable[..., torch.optim.Optimizer], count: int, **settings: A
     return make([parameter(count)], lr=1e-3, **settings).step
 
 
-def contenders(name: str, count: int) -> dict[str, Step]:
+def steps_of(name: str, count: int) -> dict[str, Step]:
     if name == "adagrad":
         ours = torchs(ds_kernels.CPUAdagrad, count)
         rivals = {
@@ -97,24 +96,15 @@ def contenders(name: str, count: int) -> dict[str, Step]:
     return {"ours": ours, **rivals, **({} if name == "lamb" else {"floor": floor(count)})}
 
 
-def row(name: str, count: int, threads: int, repeats: int, steps: dict[str, Step]) -> str:
-    torch.set_num_threads(threads)
-    times: dict[str, list[float]] = {key: [] for key in steps}
-    for repeat in range(repeats + 1):
-        for key, step in steps.items():
-            time.sleep(0.02)  # idle threads of the one before stop spinning
-            seconds = timed(step)
-            if repeat:  # the first round makes moments and touches pages
-                times[key].append(seconds)
-    medians = {key: statistics.median(values) for key, values in times.items()}
-    best = min(medians[key] for key in medians if key.startswith("torch"))
+def row(name: str, count: int, threads: int, times: Times) -> str:
     cells = [
-        f"{medians[key] * 1e3:.1f}" if key in medians else "-"
+        f"{statistics.median(times[key]) * 1e3:.1f}" if key in times else "-"
         for key in ("floor", "ours", "torch foreach", "torch fused")
     ]
-    of_floor = f"{medians['floor'] / medians['ours']:.2f}" if "floor" in medians else "-"
+    of_floor = f"{ratio(times, 'floor'):.2f}" if "floor" in times else "-"
+    best, rival = best_rival(times)
     head = f"| {name} | {count // 10**6} M | {threads} | "
-    return head + " | ".join([*cells, of_floor, f"{best / medians['ours']:.2f}"]) + " |"
+    return head + " | ".join([*cells, of_floor, f"{best:.2f} ({rival})"]) + " |"
 
 
 def main() -> None:
@@ -125,14 +115,19 @@ def main() -> None:
     options = parser.parse_args()
     print(f"torch {torch.__version__}; medians in ms of {options.repeats} interleaved steps\n")
     heads = ["optimizer", "size", "threads", "floor", "ours", "torch foreach", "torch fused"]
-    heads += ["of floor", "best other / ours"]
+    heads += ["of floor", "best rival / ours"]
     print(f"| {' | '.join(heads)} |")
     print("|---" * len(heads) + "|")
     for size in options.sizes:
         for name in ("adagrad", "sgd momentum", "lion", "lamb"):
-            steps = contenders(name, size * 10**6)
+            steps = steps_of(name, size * 10**6)
+            for _ in range(3):  # moves what stays in place onto huge pages
+                steps["ours"]()
+            contenders = {key: partial(timed, step) for key, step in steps.items()}
             for threads in options.threads:
-                print(row(name, size * 10**6, threads, options.repeats, steps), flush=True)
+                torch.set_num_threads(threads)
+                times = rounds(contenders, options.repeats, warm=True)
+                print(row(name, size * 10**6, threads, times), flush=True)
 
 
 if __name__ == "__main__":
