@@ -82,10 +82,11 @@ def _apply(f: Any, p: Tensors, grad: Tensors, *states: Tensors) -> Tensors:
 
 @_apply.register
 def _(f: formulas.Adam, p: Tensors, grad: Tensors, *states: Tensors) -> Tensors:
-    g = torch._foreach_mul(grad, f.scale)
+    g = list(torch._foreach_mul(grad, f.scale))
     if f.l2:
         torch._foreach_add_(g, p, alpha=f.l2)
-    change = _direction(g, *states, f.mix1, f.mix2, f.eps)
+    first, second = states
+    change = _direction(g, first, second, f.mix1, f.mix2, f.eps)
     torch._foreach_mul_(change, f.step)
     if f.decay:
         torch._foreach_add_(change, p, alpha=f.decay)
@@ -95,7 +96,7 @@ def _(f: formulas.Adam, p: Tensors, grad: Tensors, *states: Tensors) -> Tensors:
 
 @_apply.register
 def _(f: formulas.Lion, p: Tensors, grad: Tensors, *states: Tensors) -> Tensors:
-    g = torch._foreach_mul(grad, f.scale)
+    g = list(torch._foreach_mul(grad, f.scale))
     change = torch._foreach_lerp(states[0], g, f.mix1)
     torch._foreach_sign_(change)
     torch._foreach_lerp_(states[0], g, f.mix2)
@@ -108,8 +109,9 @@ def _(f: formulas.Lion, p: Tensors, grad: Tensors, *states: Tensors) -> Tensors:
 
 @_apply.register
 def _(f: formulas.Lamb, p: Tensors, grad: Tensors, *states: Tensors) -> Tensors:
-    g = torch._foreach_mul(grad, f.scale)
-    change = _direction(g, *states, f.mix1, f.mix2, f.eps)
+    g = list(torch._foreach_mul(grad, f.scale))
+    first, second = states
+    change = _direction(g, first, second, f.mix1, f.mix2, f.eps)
     torch._foreach_mul_(change, f.gain)
     if f.decay:
         torch._foreach_add_(change, p, alpha=f.decay)
