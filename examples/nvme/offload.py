@@ -25,18 +25,19 @@ STATE_BYTES = 12
 
 
 class Block(nn.Module):
-    """A layer added to what it is given."""
+    """A layer on normalised input, added to what it is given."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.layer = nn.Linear(width, width)
+        self.norm, self.layer = nn.LayerNorm(width), nn.Linear(width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + nn.functional.gelu(self.layer(hidden))
+        return hidden + nn.functional.gelu(self.layer(self.norm(hidden)))
 
 
 def build_model(layers: int, width: int) -> nn.Module:
-    return nn.Sequential(*(Block(width) for _ in range(layers)), nn.Linear(width, 1))
+    blocks = [Block(width) for _ in range(layers)]
+    return nn.Sequential(*blocks, nn.LayerNorm(width), nn.Linear(width, 1))
 
 
 def configuration(args: argparse.Namespace) -> dict[str, Any]:
