@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from deepspeed.adapters.data_engine import DataAnswers
+from deepspeed.compiled import say_it_stays_eager
 from deepspeed.config import BatchSizes, Config
 from deepspeed.config_answers import ConfigAnswers
 from deepspeed.dataloader import DeepSpeedDataLoader
@@ -19,13 +21,14 @@ from deepspeed.engine_checkpoint import EngineCheckpoint
 from deepspeed.optimizer_face import DeepSpeedOptimizer
 from deepspeed.parameter_offload import (
     ParameterOffload,
+    call_plain_tensors_whole,
     gathers_parameters,
     hide_external_parameters,
     show_external_parameters,
 )
 from ds_core.contracts import StepReport
 from ds_core.engine import Engine
-from ds_core.errors import ConfigError
+from ds_core.errors import ConfigError, StateError
 
 
 class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, DataAnswers, Engine):
@@ -63,6 +66,7 @@ class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, DataAnswers, Engine):
         self.optimizer: Any = DeepSpeedOptimizer(self) if has_optimizer else None
         if gathers_parameters(strategy):
             show_external_parameters(module)
+            call_plain_tensors_whole()
             self.optimizer = self.optimizer or ParameterOffload(self)  # has the hooks, at least
         self.basic_optimizer = strategy.optimizer if has_optimizer else None
         self._stepped = False
@@ -97,9 +101,26 @@ class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, DataAnswers, Engine):
         Other keyword arguments, which some trainers pass on to every optimizer, are ignored.
         """
         self._schedule_arguments = dict(lr_kwargs or {})
+        if isinstance(self.schedule, ReduceLROnPlateau) and not self._schedule_arguments:
+            self._require_metric()
         report = super().step()
         self._stepped = report is not None
         return report
+
+    def _require_metric(self) -> None:
+        """Refuse a step that would update the weights and then fail to move the schedule."""
+        counted = self._backward_since_step
+        if self.window.is_boundary() if counted else self.window.will_close():
+            raise StateError(
+                "ReduceLROnPlateau moves by a metric: call engine.step(lr_kwargs={'metrics': "
+                "value}), or set engine.lr_scheduler = None and call its step(value) yourself"
+            )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise StateError(
+            "an engine is neither copied nor pickled, it holds process groups and hooks; keep its "
+            "state with save_checkpoint(), copy engine.module inside zero.GatheredParameters"
+        )
 
     def _move_schedule(self, schedule: Any) -> None:
         schedule.step(**self._schedule_arguments)
@@ -191,7 +212,13 @@ class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, DataAnswers, Engine):
     def compile(
         self, backend: str = "inductor", compile_kwargs: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
-        """Compile the module in place (`torch.nn.Module.compile`); names do not change."""
+        """Compile the module in place (`torch.nn.Module.compile`); names do not change.
+
+        At ZeRO stage 3 the module goes on eagerly, which is logged.
+        """
+        if gathers_parameters(self.strategy):
+            say_it_stays_eager(["the model"])
+            return
         self.module.compile(backend=backend, **(compile_kwargs or {}))
         self._compiled = True
 

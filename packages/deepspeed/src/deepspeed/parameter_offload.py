@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from deepspeed.engine import DeepSpeedEngine
@@ -77,6 +77,17 @@ def show_external_parameters(module: nn.Module) -> None:
     """Let every module below answer `ds_external_parameters()`, as programs ask at stage 3."""
     for child in module.modules():
         child.__dict__["ds_external_parameters"] = partial(external_parameters, child)
+
+
+def call_plain_tensors_whole() -> None:
+    """Let every tensor answer `ds_status`, as parameters do.
+
+    A program's own `autograd.Function` that saved a weight gets it back whole but as a plain tensor
+    (autograd wraps what saved-tensor hooks return), and trl asks that for its status.
+    """
+    from ds_zero.params import ZeroParamStatus  # the package is optional
+
+    Tensor.ds_status = ZeroParamStatus.AVAILABLE  # type: ignore[attr-defined]
 
 
 def hide_external_parameters(module: nn.Module) -> None:

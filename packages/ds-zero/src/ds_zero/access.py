@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,9 @@ class Access:
         for segment in update.owned.segments:
             for piece in segment.slices:
                 self._where[segment.unit.params[piece.index]].append((segment, piece))
+
+    def __reduce__(self) -> Any:
+        return (_no_access, ())  # a pickled parameter is an ordinary one
 
     def __contains__(self, param: object) -> bool:
         return param in self._where
@@ -128,3 +132,7 @@ class Access:
         if slot == GRADIENT:
             return nullcontext()
         return self._update.owned.resident(segment, changed=changed)
+
+
+def _no_access() -> None:
+    """What a pickle has in place of an `Access`."""

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ds_core.errors import StateError
 from ds_zero.params import Shard, ZeroParamStatus, finish_gather, shard_of, start_gather
-from ds_zero.watched import Watched, external_parameters
+from ds_zero.watched import OwnHook, Watched, external_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +107,9 @@ class Coordinator:
         own["_parameters"] = Watched(own["_parameters"], self.touch)
         external = partial(external_parameters, module)
         own["ds_external_parameters"] = external  # programs call it on any module
-        self.handles.append(module.register_forward_pre_hook(self._before))
-        self.handles.append(module.register_forward_hook(self._after, always_call=True))
+        before, after = OwnHook(self._before), OwnHook(self._after)
+        self.handles.append(module.register_forward_pre_hook(before))
+        self.handles.append(module.register_forward_hook(after, always_call=True))
 
     def unwatch(self) -> None:
         """Remove the hooks."""

@@ -36,6 +36,25 @@ class Watched(dict[str, Any]):
         return {name: copy.deepcopy(param, memo) for name, param in self.items()}
 
 
+class OwnHook:
+    """A hook of one module: a copy of the module gets one that does nothing."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    def __reduce__(self) -> Any:
+        return (OwnHook, (_nothing,))
+
+
+def _nothing(*_: Any) -> None:
+    """The hook of a copy."""
+
+
 def external_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Parameters of other modules that were registered with `module`."""
     for key, param in module.__dict__.get("_external_params", {}).items():
