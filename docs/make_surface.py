@@ -24,7 +24,6 @@ _TUNER = "of the old autotuner, " + NOT_PART
 _EIGENVALUE = "of curvature estimates, " + NOT_PART
 _COMPILER = "of compilers that rewrite the graph, " + NOT_PART
 _BUILD = "of building at run time; extensions are built ahead of time"
-_FILES = "of the old checkpoint layout; an engine saves and loads"
 _GRAPHS = "of device graphs; use torch.cuda.graph"
 
 ABSENT: dict[str, dict[str, str]] = {
@@ -57,10 +56,6 @@ ABSENT: dict[str, dict[str, str]] = {
     "LossScaler": {"has_overflow": "the step decides"},
     "Init": {"get_partition_dp_group": "the group is given once"},
     "DeepSpeedZeroOffloadOptimizerConfig": {"set_pipeline": _STEP},
-    "PipelineModule": {
-        "allreduce_tied_weight_gradients get_tied_weights_and_groups": _MESSAGE,
-        "ckpt_layer_path ckpt_layer_path_list ckpt_prefix load_state_dir save_state_dict": _FILES,
-    },
     "DeepSpeedDataSampler": {
         "get_new_cluster get_sample_based_on_metric_percentile get_sample_based_on_metric_value "
         "get_sample_from_cluster get_start_end_idx reshuffle_clusters sample_from_clusters": _STEP

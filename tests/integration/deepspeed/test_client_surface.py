@@ -6,8 +6,11 @@ OpenRLHF, axolotl, LLaMA-Factory, ms-swift, Megatron-DeepSpeed, ArcticTraining, 
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import importlib.metadata
 import inspect
+from datetime import timedelta
 
 import pytest
 import torch
@@ -223,3 +226,58 @@ def test_autocast_of_an_engine_is_a_context():
     for which, dtype in ((engine, torch.bfloat16), (plain, torch.float32)):
         with deepspeed.runtime.engine.autocast_if_enabled(which):
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+
+
+@pytest.mark.parametrize("least", ["0.9.3", "0.14.5", "0.16.4", "0.18.9", "0.19.5"])
+def test_version_checks_of_clients_pass(least):
+    from packaging.version import parse
+
+    assert parse(importlib.metadata.version("deepspeed")) >= parse(least)
+    assert parse(deepspeed.__version__) >= parse(least)
+
+
+def test_versions_compare_as_text_where_a_client_does_so():
+    assert deepspeed.version >= "0.16.4"
+
+
+CALLS = {
+    "accelerate": {"config_params": "CONFIG", "lr_scheduler": None, "mpu": None},
+    "lightning": {
+        "args": argparse.Namespace(device_rank=None),
+        "config": "CONFIG",
+        "optimizer": None,
+        "lr_scheduler": None,
+        "dist_init_required": False,
+    },
+    "OpenRLHF": {
+        "args": {"local_rank": 0},
+        "config": "CONFIG",
+        "optimizer": None,
+        "lr_scheduler": lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer),
+        "dist_init_required": True,
+    },
+    "ms-swift": {"args": None, "config": "CONFIG"},
+    "Megatron-DeepSpeed": {
+        "args": argparse.Namespace(local_rank=0, deepspeed_config=None),
+        "config": "CONFIG",
+        "training_data": None,
+        "mpu": None,
+    },
+}
+
+
+@pytest.mark.parametrize("client", CALLS)
+def test_initialize_takes_the_arguments_of(client):
+    deepspeed.init_distributed("gloo", distributed_port=29500, timeout=timedelta(seconds=30))
+    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": ADAMW}
+    arguments = {
+        key: config if value == "CONFIG" else value for key, value in CALLS[client].items()
+    }
+    made = deepspeed.initialize(model=nn.Linear(3, 2), **arguments)
+    assert len(made) == 4
+    assert isinstance(made[0], deepspeed.DeepSpeedEngine)
+
+
+def test_tensor_parallel_calls_are_refused_by_name():
+    with pytest.raises(NotImplementedError, match="tensor parallelism is not part"):
+        deepspeed.tp_model_init(model=nn.Linear(3, 2), tp_size=2, dtype=torch.float32)
