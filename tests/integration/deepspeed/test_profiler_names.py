@@ -114,6 +114,24 @@ def train(config: dict[str, Any], steps: int) -> tuple[Any, nn.Module]:
     return engine, model
 
 
+PHASES = ("forward", "backward", "backward_inner", "backward_allreduce", "step")
+
+
+@pytest.mark.parametrize("section", ["flops_profiler", "wall_clock_breakdown"])
+def test_either_section_sends_the_times_of_the_phases_to_the_monitors(
+    tmp_path: Path, section: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    where = {"enabled": True, "output_path": str(tmp_path), "job_name": "job"}
+    profiler = {"enabled": True, "profile_step": 9}  # a step that is not reached
+    chosen = profiler if section == "flops_profiler" else True
+    engine, _ = train({section: chosen, "csv_monitor": where}, steps=2)
+    engine.destroy()
+    stems = {path.stem for path in (tmp_path / "job").iterdir()}
+    assert stems >= {f"Train_Samples_elapsed_time_ms_{phase}" for phase in PHASES}
+    assert ("time (ms)" in caplog.text) == (section == "wall_clock_breakdown")
+
+
 def test_sections_act_on_a_training_run(tmp_path: Path) -> None:
     from ds_profiler import Profile
 
@@ -133,8 +151,7 @@ def test_sections_act_on_a_training_run(tmp_path: Path) -> None:
     assert (profile.macs, profile.root.backward.macs, profile.samples) == (288, 320, 2)
     assert profile.step_seconds > 0
     files = {path.stem.removeprefix("Train_Samples_") for path in (tmp_path / "job").iterdir()}
-    phases = ("forward", "backward", "backward_inner", "backward_allreduce", "step")
-    assert files == {"train_loss", "lr", *(f"elapsed_time_ms_{phase}" for phase in phases)}
+    assert files == {"train_loss", "lr", *(f"elapsed_time_ms_{phase}" for phase in PHASES)}
     rows = (tmp_path / "job" / "Train_Samples_train_loss.csv").read_text().split()
     assert [row.split(",")[0] for row in rows] == ["step", "4", "8", "12"]
     engine.destroy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +43,7 @@ class HookContext:
     """What the factories in `deepspeed.hooks` may look at.
 
     Attributes:
+        sections: all sections of the configuration by key; a factory is given its own.
         monitors: objects with `write_events([(label, value, step)])`.
         add_comm_observer: calls a function after each collective of the engine and of
             `deepspeed.comm`; returns the function that ends it.
@@ -55,6 +56,7 @@ class HookContext:
     micro_batch_size: int
     accumulation_steps: int
     optimizer: torch.optim.Optimizer
+    sections: Mapping[str, Any]
     monitors: list[Any]
     add_comm_observer: Callable[[Callable[[Any], None]], Callable[[], None]]
 
@@ -361,6 +363,7 @@ def make_hooks(
         micro_batch_size=config.batch.micro,
         accumulation_steps=config.batch.accumulation,
         optimizer=optimizer,
+        sections=config.sections,
         monitors=monitors,
         add_comm_observer=_add_observer_to(groups),
     )

@@ -7,7 +7,7 @@ makes no hook and so costs nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -53,6 +53,8 @@ class Context(Protocol):
     @property
     def micro_batch_size(self) -> int: ...
     @property
+    def sections(self) -> Mapping[str, Any]: ...
+    @property
     def monitors(self) -> list[Any]: ...
     @property
     def add_comm_observer(self) -> Callable[[Callable[[Any], None]], Callable[[], None]]: ...
@@ -66,12 +68,13 @@ def make_flops_hook(section: FlopsProfilerSection, context: Context) -> FlopsHoo
 def make_breakdown_hook(
     section: WallClockBreakdownSection, context: Context
 ) -> BreakdownHook | None:
-    """For section `wall_clock_breakdown`."""
-    if not section.enabled:
+    """For section `wall_clock_breakdown`; the flops profiler sends the times to monitors, too."""
+    profiler = context.sections.get("flops_profiler")
+    profiled = profiler is not None and profiler.enabled and bool(context.monitors)
+    if not section.enabled and not profiled:
         return None
-    hook = BreakdownHook(
-        clock_for(_device(context.module)), context.monitors, log=context.rank == 0
-    )
+    log = section.enabled and context.rank == 0
+    hook = BreakdownHook(clock_for(_device(context.module)), context.monitors, log=log)
     hook.stop_watching = context.add_comm_observer(hook.times.on_comm)
     return hook
 
