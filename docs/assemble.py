@@ -109,7 +109,9 @@ class Site:
             for path in sorted(targets(self.texts[source], source)):
                 if path in self.pages:
                     continue
-                if path.endswith(PICTURES):
+                if path.endswith(PICTURES) and path.startswith("docs/"):
+                    self.pages[path] = path.removeprefix("docs/")
+                elif path.endswith(PICTURES):
                     self.pages[path] = f"files/{path}"
                     self.pictures.append(path)
                 elif f"{path}/README.md" in self.pages:
