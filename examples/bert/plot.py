@@ -1,6 +1,6 @@
 """Draw the losses of runs beside each other.
 
-python plot.py runs/plain runs/adam runs/lamb --out losses.png
+python plot.py runs/plain runs/adam runs/lamb --out runs/losses.png
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What happened in a run, step by step: JSON lines, TensorBoard events, a picture.
 
-python history.py runs/plain runs/seqlen --out seqlen.png     compare runs by tokens
+python history.py runs/plain runs/seqlen --out runs/seqlen.png     compare runs by tokens
 """
 
 from __future__ import annotations

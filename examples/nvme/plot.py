@@ -1,6 +1,6 @@
 """Draw what tensors.py and offload.py found.
 
-python plot.py runs --out nvme.png
+python plot.py runs --out runs/nvme.png
 """
 
 from __future__ import annotations

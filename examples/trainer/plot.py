@@ -1,6 +1,6 @@
 """Draw the losses of runs beside each other.
 
-python plot.py runs/plain runs/deepspeed --out losses.png
+python plot.py runs/plain runs/deepspeed --out runs/losses.png
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draw a range test, with the rates it suggests, or schedules beside each other.
 
-python plot.py range_test runs/lrrt --out range_test.png
-python plot.py schedules runs/fixed runs/one_cycle --out one_cycle.png
+python plot.py range_test runs/lrrt --out runs/range_test.png
+python plot.py schedules runs/fixed runs/one_cycle --out runs/one_cycle.png
 """
 
 from __future__ import annotations

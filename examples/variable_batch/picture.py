@@ -22,5 +22,6 @@ def draw(rows: list[dict[str, float]], out: Path) -> None:
     right.set(xlabel="batch", title="loss")
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
+    out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, dpi=85)
     pyplot.close(figure)
