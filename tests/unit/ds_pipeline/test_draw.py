@@ -57,7 +57,7 @@ def test_a_recorded_run_is_drawn_with_its_times(tmp_path, capsys):
     write_recording(Timeline(spans, 2), tmp_path / "run.json")
     output = tmp_path / "run.html"
     assert main(["draw", "--recorded", str(tmp_path / "run.json"), "-o", str(output)]) == 0
-    assert "length 1, idle 50.0%" in capsys.readouterr().out
+    assert "length 1000.0 ms, idle 50.0%" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

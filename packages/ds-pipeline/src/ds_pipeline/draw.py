@@ -16,6 +16,7 @@ KINDS = {
 }
 """What each kind of computation is called, and its colour."""
 
+IDLE, HELD = "#e4e4e4", "#b9a7d6"
 WIDTH, ROW, LEFT, STRIP = 1100, 34, 70, 26
 
 
@@ -23,9 +24,18 @@ def summary(timeline: Timeline, title: str) -> str:
     """One line: length, idle share, the most that a stage holds."""
     peak = max((max(number for _, number in steps) for steps in held(timeline)), default=0)
     return (
-        f"{title}: {timeline.stages} stages, length {timeline.length:.4g}, "
+        f"{title}: {timeline.stages} stages, length {_time(timeline, timeline.length)}, "
         f"idle {timeline.bubble:.1%}, at most {peak} micro-batches held"
     )
+
+
+def legend(timeline: Timeline) -> list[tuple[str, str]]:
+    """What the colours of a picture mean: the kinds that occur, then what every picture has."""
+    kinds = {span.kind for span in timeline.spans}
+    shown = [entry for kind, entry in KINDS.items() if kind in kinds]
+    if any(span.chunk for span in timeline.spans):
+        shown.append(("lighter: later chunks", "#cccccc"))
+    return [*shown, ("idle", IDLE), ("micro-batches held", HELD)]
 
 
 def held(timeline: Timeline) -> list[list[tuple[float, int]]]:
@@ -82,30 +92,30 @@ def html(timeline: Timeline, title: str) -> str:
         body.append(f'<text x="0" y="{top + 16}">stage {stage}</text>')
         body.append(f'<text x="0" y="{top + 30}" class="small">busy {busy:.0%}</text>')
         body.append(f'<rect x="{LEFT}" y="{top}" width="{WIDTH}" height="{ROW}" class="idle"/>')
-        body += [_block(span, scale, top) for span in timeline.spans if span.stage == stage]
+        spans = [span for span in timeline.spans if span.stage == stage]
+        body += [_block(span, timeline, scale, top) for span in spans]
         body.append(_strip(steps, timeline, scale, top + ROW + 2))
-    kinds = {span.kind for span in timeline.spans}
-    legend = "".join(
+    keys = "".join(
         f'<span><i style="background:{colour}"></i>{name}</span>'
-        for kind, (name, colour) in KINDS.items()
-        if kind in kinds
+        for name, colour in legend(timeline)
     )
     height = timeline.stages * (ROW + STRIP + 12)
     return _PAGE.format(
         title=escape(title),
         summary=escape(summary(timeline, title)),
-        legend=legend,
+        legend=keys,
         width=LEFT + WIDTH + 40,
         height=height,
         body="\n".join(body),
     )
 
 
-def _block(span: Span, scale: float, top: float) -> str:
+def _block(span: Span, timeline: Timeline, scale: float, top: float) -> str:
     x, width = LEFT + span.start * scale, max((span.stop - span.start) * scale, 0.5)
     name = KINDS.get(span.kind, (span.kind, ""))[0]
     chunk = f", chunk {span.chunk}" if span.chunk else ""
-    tip = f"{name} of micro-batch {span.micro_batch}{chunk}: {span.start:.4g} to {span.stop:.4g}"
+    start, stop = _time(timeline, span.start), _time(timeline, span.stop)
+    tip = f"{name} of micro-batch {span.micro_batch}{chunk}: {start} to {stop}"
     label = ""
     if width > 14:
         middle = x + width / 2
@@ -114,6 +124,10 @@ def _block(span: Span, scale: float, top: float) -> str:
         f'<g><title>{escape(tip)}</title><rect x="{x:.1f}" y="{top}" width="{width:.1f}" '
         f'height="{ROW}" fill="{shade(span)}" stroke="#fff" stroke-width="0.7"/>{label}</g>'
     )
+
+
+def _time(timeline: Timeline, value: float) -> str:
+    return f"{value * 1e3:.1f} ms" if timeline.unit == "s" else f"{value:.4g}"
 
 
 def _strip(steps: list[tuple[float, int]], timeline: Timeline, scale: float, top: float) -> str:
@@ -140,34 +154,46 @@ def _png(timeline: Timeline, path: Path, title: str) -> None:
         from matplotlib.patches import Patch
     except ImportError as error:
         raise PipelineError("a .png needs matplotlib: pip install ds-pipeline[draw]") from error
-    figure = Figure(figsize=(14, 1.6 + 0.75 * timeline.stages), layout="constrained")
+    stages, length = timeline.stages, timeline.length
+    figure = Figure(figsize=(11, 1.3 + 0.72 * stages), layout="constrained")
     FigureCanvasAgg(figure)
-    work, memory = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.4])
+    axes = figure.subplots()
+    curves = held(timeline)
+    most = max((number for steps in curves for _, number in steps), default=1) or 1
+    for stage, steps in enumerate(curves):
+        axes.barh(stage, length, height=0.6, color=IDLE)
+        base, room = stage + 0.6, 0.26
+        times, numbers = zip(*steps, (length, 0), strict=False)
+        heights = [base - room * number / most for number in numbers]
+        axes.fill_between(times, base, heights, step="post", color=HELD, lw=0)
+        peak = f"{max(numbers)} held"
+        axes.text(length * 1.005, base, peak, va="bottom", fontsize=8, color="#666666")
     for span in timeline.spans:
         width = span.stop - span.start
-        work.barh(span.stage, width, left=span.start, color=shade(span), edgecolor="white", lw=0.5)
-        if width > timeline.length / 90:
-            work.text(
+        axes.barh(
+            span.stage, width, left=span.start, height=0.6, color=shade(span),
+            edgecolor="white", lw=0.6,
+        )  # fmt: skip
+        if width > length / 80:
+            axes.text(
                 span.start + width / 2, span.stage, str(span.micro_batch),
-                ha="center", va="center", color="white", fontsize=7,
+                ha="center", va="center", color="white", fontsize=8,
             )  # fmt: skip
-    busy = [f"stage {s}\nbusy {b / timeline.length:.0%}" for s, b in enumerate(timeline.busy)]
-    work.set_yticks(range(timeline.stages), busy)
-    work.invert_yaxis()
-    work.set_facecolor("#e8e8e8")
-    work.set_title(summary(timeline, title), fontsize=11)
-    kinds = {span.kind for span in timeline.spans}
-    patches = [Patch(color=c, label=name) for kind, (name, c) in KINDS.items() if kind in kinds]
-    work.legend(handles=[*patches, Patch(color="#e8e8e8", label="idle")], loc="upper left",
-                bbox_to_anchor=(1.0, 1.0), fontsize=8)  # fmt: skip
-    for stage, steps in enumerate(held(timeline)):
-        times, numbers = zip(*steps, strict=True)
-        memory.step(times, numbers, where="post", label=f"stage {stage}")
-    memory.set_ylabel("micro-batches held")
-    memory.set_xlabel("time")
-    memory.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
-    memory.set_xlim(0, timeline.length)
-    figure.savefig(path, dpi=110)
+    busy = [f"stage {s}\n{b / length:.0%} busy" for s, b in enumerate(timeline.busy)]
+    axes.set_yticks(range(stages), busy, fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(stages - 0.3, -0.4)
+    axes.set_xlim(0, length)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    if timeline.unit == "s":
+        axes.xaxis.set_major_formatter(lambda seconds, _: f"{seconds * 1e3:.0f}")
+    axes.set_xlabel("ms" if timeline.unit == "s" else "time", fontsize=9)
+    axes.set_title(summary(timeline, title), fontsize=11, loc="left")
+    patches = [Patch(color=colour, label=name) for name, colour in legend(timeline)]
+    figure.legend(
+        handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False
+    )
+    figure.savefig(path, dpi=90)
 
 
 _PAGE = """<!DOCTYPE html>
@@ -182,8 +208,7 @@ span {{ margin-right: 18px; }}
 i {{ display: inline-block; width: 12px; height: 12px; margin-right: 6px; }}
 </style></head><body>
 <h3>{summary}</h3>
-<p>{legend}<span><i style="background:#e8e8e8"></i>idle</span>
-<span><i style="background:#b9a7d6"></i>micro-batches held</span></p>
+<p>{legend}</p>
 <svg width="{width}" height="{height}">
 {body}
 </svg></body></html>

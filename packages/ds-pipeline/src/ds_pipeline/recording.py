@@ -24,6 +24,7 @@ class Recorder:
     def __init__(self, stage: int) -> None:
         self.stage = stage
         self.spans: list[Span] = []
+        self._device = torch.accelerator.is_available()
 
     @contextmanager
     def span(self, step: BufferOpInstruction) -> Iterator[None]:
@@ -40,16 +41,16 @@ class Recorder:
         self.spans = []
         spans = [span for found in everyone for span in found]
         if not spans:
-            return Timeline([], stages)
+            return Timeline([], stages, unit="s")
         origin = min(span.start for span in spans)
         moved = [
             Span(s.stage, s.kind, s.micro_batch, s.chunk, s.start - origin, s.stop - origin)
             for s in spans
         ]
-        return Timeline(sorted(moved, key=lambda span: (span.stage, span.start)), stages)
+        return Timeline(sorted(moved, key=lambda span: (span.stage, span.start)), stages, unit="s")
 
     def _now(self) -> float:
-        if torch.accelerator.is_available():
+        if self._device:
             torch.accelerator.synchronize()
         return time.time()  # one clock for all processes of a host
 
@@ -73,4 +74,4 @@ def read_recording(path: Path) -> Timeline:
     body = json.loads(path.read_text())
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ValueError(f"{path} is no '{FORMAT}'")
-    return Timeline([Span(**span) for span in body["spans"]], body["stages"])
+    return Timeline([Span(**span) for span in body["spans"]], body["stages"], unit="s")

@@ -28,14 +28,16 @@ class Costs:
     """How long each part takes, for one chunk of a stage.
 
     Attributes:
-        input, weight: the two parts of a backward pass, which together take both.
+        input, weight: the two parts of a backward pass.
         travel: from one stage to the next.
+        whole: a backward pass in one piece; None: as long as its parts.
     """
 
     forward: float = 1.0
     input: float = 1.0
     weight: float = 1.0
     travel: float = 0.0
+    whole: float | None = None
 
     def of(self, kind: type[PipeInstruction]) -> float:
         """The time of one computation."""
@@ -45,7 +47,7 @@ class Costs:
             return self.input
         if kind is BackwardWeight:
             return self.weight
-        return self.input + self.weight
+        return self.input + self.weight if self.whole is None else self.whole
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,13 @@ class Timeline:
         spans: all computations, by stage in order.
         stages: number of stages.
         peak: the most micro-batches (times chunks) that each stage held at once.
+        unit: of times: `s` in recorded runs, nothing where they are made up.
     """
 
     spans: list[Span] = field(default_factory=list)
     stages: int = 0
     peak: list[int] = field(default_factory=list)
+    unit: str = ""
 
     @property
     def length(self) -> float:
