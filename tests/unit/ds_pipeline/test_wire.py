@@ -46,7 +46,7 @@ def same(left, right):
 @given(values)
 def test_what_is_unpacked_is_what_was_packed(value):
     layout, found = Layout.of(value)
-    message = layout.pack(found, torch.device("cpu"))
+    message = layout.message(torch.device("cpu")).fill(found)
     arrived = Layout.decode(layout.encode())
     assert arrived == layout
     assert get_word(message) == 0
@@ -62,7 +62,7 @@ def test_tensors_lie_aligned():
 def test_tensors_that_are_not_contiguous_are_packed_in_their_order():
     value = torch.arange(6.0).view(2, 3).t()
     layout, found = Layout.of(value)
-    assert torch.equal(layout.views(layout.pack(found, torch.device("cpu")))[0], value)
+    assert torch.equal(layout.views(layout.message(torch.device("cpu")).fill(found))[0], value)
 
 
 def test_a_change_of_a_number_is_a_change_of_the_layout():
@@ -75,3 +75,9 @@ def test_a_change_of_a_number_is_a_change_of_the_layout():
 def test_what_cannot_travel_is_named():
     with pytest.raises(PipelineError, match="a set cannot pass between stages"):
         Layout.of((torch.ones(2), {1}))
+
+
+def test_a_layout_that_has_not_changed_is_the_same_object():
+    before, _ = Layout.of((torch.ones(2), 1))
+    assert Layout.of((torch.zeros(2), 1), before)[0] is before
+    assert Layout.of((torch.zeros(3), 1), before)[0] is not before

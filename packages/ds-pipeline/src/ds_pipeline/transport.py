@@ -19,7 +19,7 @@ from torch import Tensor
 from ds_core.comm import Communicator
 from ds_pipeline.errors import PipelineError
 from ds_pipeline.faults import FaultBoard
-from ds_pipeline.wire import EMPTY, Layout, get_word, set_word
+from ds_pipeline.wire import EMPTY, Layout, Message, get_word, set_word
 
 Address = tuple[str, int]
 """Lane (what kind of value, for which place) and number of the micro-batch."""
@@ -49,22 +49,25 @@ class Outgoing:
     ) -> None:
         self._comm, self._to, self._faults, self._limit = comm, to, faults, limit
         self._lanes: dict[str, Layout] = {}
-        self._pending: deque[tuple[dist.Work, Tensor, Address]] = deque()
+        self._spare: dict[str, list[Message]] = {}
+        self._pending: deque[tuple[dist.Work, Tensor | Message, Address]] = deque()
         self._device = comm.device
 
     def send(self, address: Address, value: Any) -> None:
         """Start to send `value`; it may be changed once this returns."""
         lane = address[0]
-        layout, tensors = Layout.of(value)
         before = self._lanes.get(lane, EMPTY)
-        if layout != before:
+        layout, tensors = Layout.of(value, before)
+        if layout is not before:
             header = bytearray(layout.encode())
             notice = torch.empty(before.size, dtype=torch.uint8, device=self._device)
             set_word(notice, len(header))
             self._post(notice, address)
             self._post(torch.frombuffer(header, dtype=torch.uint8).to(self._device), address)
-            self._lanes[lane] = layout
-        self._post(layout.pack(tensors, self._device), address)
+            self._lanes[lane], self._spare[lane] = layout, []
+        spare = self._spare.setdefault(lane, [])
+        message = spare.pop() if spare else layout.message(self._device)
+        self._post(message.fill(tensors), address, message)
 
     def settle(self, address: Address) -> None:
         """Let go of what was sent up to `address`, which is known to have arrived."""
@@ -76,7 +79,7 @@ class Outgoing:
         while self._pending:
             self._wait_oldest()
 
-    def _post(self, tensor: Tensor, address: Address) -> None:
+    def _post(self, tensor: Tensor, address: Address, message: Message | None = None) -> None:
         while len(self._pending) >= self._limit:
             self._wait_oldest()
         try:
@@ -84,14 +87,16 @@ class Outgoing:
         except RuntimeError as error:
             raise self._faults.explain(f"sending {_say(address)} to {self._to}", error) from error
         assert work is not None
-        self._pending.append((work, tensor, address))
+        self._pending.append((work, message or tensor, address))
 
     def _wait_oldest(self) -> None:
-        work, _, address = self._pending.popleft()
+        work, sent, address = self._pending.popleft()
         try:
             work.wait()
         except RuntimeError as error:
             raise self._faults.explain(f"sending {_say(address)} to {self._to}", error) from error
+        if isinstance(sent, Message) and sent.layout is self._lanes[address[0]]:
+            self._spare[address[0]].append(sent)
 
 
 class Incoming:

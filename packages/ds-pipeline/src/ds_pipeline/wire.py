@@ -37,11 +37,13 @@ class Layout:
     size: int = WORD
 
     @classmethod
-    def of(cls, value: Any) -> tuple[Layout, list[Tensor]]:
-        """The layout of `value`, and its tensors."""
+    def of(cls, value: Any, before: Layout | None = None) -> tuple[Layout, list[Tensor]]:
+        """The layout of `value`, `before` itself if that is equal, and the tensors."""
         tensors: list[Tensor] = []
         tree = _tree(value, tensors)
         facts = tuple((t.dtype, tuple(t.shape), t.requires_grad) for t in tensors)
+        if before is not None and before.tensors == facts and before.tree == tree:
+            return before, tensors
         return cls.over(tree, facts), tensors
 
     @classmethod
@@ -56,13 +58,11 @@ class Layout:
             end += -(-size // ALIGN) * ALIGN
         return cls(tree, facts, tuple(offsets), end + WORD)
 
-    def pack(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-        """A message that holds `tensors`."""
-        message = torch.empty(self.size, dtype=torch.uint8, device=device)
-        for target, tensor in zip(self.views(message), tensors, strict=True):
-            target.copy_(tensor.detach())
-        set_word(message, 0)
-        return message
+    def message(self, device: torch.device) -> Message:
+        """Room for tensors laid out like this."""
+        flat = torch.empty(self.size, dtype=torch.uint8, device=device)
+        set_word(flat, 0)
+        return Message(self, flat, self.views(flat))
 
     def views(self, message: Tensor) -> list[Tensor]:
         """The tensors in a message, without a copy."""
@@ -90,6 +90,21 @@ class Layout:
         tree, facts = json.loads(text)
         tensors = tuple((getattr(torch, name), tuple(shape), grad) for name, shape, grad in facts)
         return cls.over(_tuples(tree), tensors)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A flat buffer, and the tensors in it."""
+
+    layout: Layout
+    flat: Tensor
+    views: list[Tensor]
+
+    def fill(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Copy `tensors` in; returns the buffer."""
+        for target, tensor in zip(self.views, tensors, strict=True):
+            target.copy_(tensor.detach())
+        return self.flat
 
 
 EMPTY = Layout(None, ())
