@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.pipelines import Case, assert_same, pipeline_runs, plain_run
+from support.pipelines import Case, assert_same, batches, build, pipeline_runs, plain_run
 from support.ranks import run_ranks
 
 SCHEDULES = ["gpipe", "1f1b", "zb-h1", "interleaved"]
@@ -53,3 +53,16 @@ def test_low_precision_follows_fp32():
     plain = plain_run(case)
     for (run,) in run_ranks(pipeline_runs, 2, [case]):
         torch.testing.assert_close(run.losses, plain.losses, rtol=2e-2, atol=2e-2)
+
+
+def labels_of_a_step(case):
+    engine = build(case)
+    seen = []
+    engine.groups.taps.add(lambda event: seen.append(event.label.rstrip("0123456789 ")))
+    engine.train_batch(batches(case, 0, engine.grid.data_parallel_id))
+    return seen
+
+
+def test_replicas_reduce_gradients_before_they_wait_for_other_stages():
+    for seen in run_ranks(labels_of_a_step, 4, Case("conv", 2, "1f1b", 2)):
+        assert seen == ["gradient bucket", "gradient norm", "loss"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ds_core.errors import ConfigError
+from ds_core.errors import CheckpointError, ConfigError
 from ds_pipeline import LayerSpec, PartitionError, PipelineModule, TiedLayerSpec
 from ds_pipeline.weigh import class_names, measured_times, parameter_counts
 
@@ -91,6 +91,56 @@ def test_weights_of_layers_are_found_without_building_them():
     assert parameter_counts(specs) == [40, 0, 32, 12, 0]
     assert torch.equal(state, torch.get_rng_state())
     assert class_names(specs) == ["Linear", "relu", "Linear", "Reads", "Linear"]
+
+
+def test_weights_are_kept_in_a_file_a_layer(tmp_path):
+    module = PipelineModule([*layers(), LayerSpec(nn.Linear, 4, 4)], 1)
+    module.get_submodule("3").weight.requires_grad_(False)
+    folder = module.ckpt_prefix(tmp_path, "step7")
+    module.save_state_dict(folder)
+    path = module.ckpt_layer_path(folder, 2)
+    assert path == str(tmp_path / "step7" / "layer_02-model_states.pt")
+    assert module.ckpt_layer_path_list(folder, 2) == [path]
+    assert list(torch.load(path)) == ["weight"]
+    other = PipelineModule([*layers(), LayerSpec(nn.Linear, 4, 4)], 1)
+    other.load_state_dir(folder)
+    assert all(map(torch.equal, module.state_dict().values(), other.state_dict().values()))
+    module.save_state_dict(folder, exclude_frozen_params=True)
+    other.load_state_dir(folder, strict=False)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        other.load_state_dir(folder)
+
+
+class Folder:
+    """Keeps files in a dict, as a checkpoint engine of a program may."""
+
+    def __init__(self):
+        self.files = {}
+
+    def save(self, state_dict, path):
+        self.files[path] = state_dict
+        open(path, "w").close()
+
+    def load(self, path, map_location=None):
+        return self.files[path]
+
+
+def test_files_of_layers_go_through_an_engine_of_the_program(tmp_path):
+    module, engine = PipelineModule(layers(), 1), Folder()
+    module.save_state_dict(tmp_path, engine)
+    PipelineModule(layers(), 1).load_state_dir(tmp_path, engine)
+    assert len(engine.files) == 2
+    with pytest.raises(CheckpointError, match=r"layer_00-model_states\.pt; save_state_dict"):
+        module.load_state_dir(tmp_path / "other")
+
+
+def test_layers_are_compiled_one_by_one():
+    module = PipelineModule(layers(), 1)
+    value = torch.randn(2, 4)
+    expected = module(value)
+    module.compile(backend="eager")
+    assert torch.equal(module(value), expected)
+    assert module.get_submodule("0")._compiled_call_impl is not None
 
 
 def test_times_are_measured_layer_by_layer():

@@ -98,7 +98,19 @@ def test_zb_h1_holds_no_more_than_the_first_stage_of_1f1b(size):
     stages, micro_batches = size
     timeline = simulate(plans("zb-h1", stages, micro_batches))
     assert max(timeline.peak) <= min(stages, micro_batches)
-    assert_all_done(timeline, stages * micro_batches * 3)
+    halves = sum(1 + (span.kind == "BackwardPass") for span in timeline.spans)
+    assert halves == stages * micro_batches * 3
+
+
+@few
+@largest
+@given(sizes)
+def test_zb_h1_splits_only_what_both_ends_need(size):
+    stages, micro_batches = size
+    for stage in {0, 1 % stages, stages - 1}:
+        kinds = [type(step) for step in plan("zb-h1", stage, stages, micro_batches)]
+        expected = min(stages, micro_batches) if stage else 0
+        assert kinds.count(BackwardInput) == kinds.count(BackwardWeight) == expected
 
 
 def test_zb_h1_takes_less_time_than_1f1b_with_real_costs():

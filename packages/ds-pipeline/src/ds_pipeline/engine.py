@@ -18,7 +18,7 @@ from ds_pipeline.batches import BatchSource, concatenated, mean_of
 from ds_pipeline.errors import PipelineError
 from ds_pipeline.execution import Pass, StageEngine
 from ds_pipeline.faults import FaultBoard
-from ds_pipeline.instructions import PipeInstruction
+from ds_pipeline.instructions import BackwardWeight, PipeInstruction
 from ds_pipeline.links import Links
 from ds_pipeline.module import PipelineModule
 from ds_pipeline.recording import Recorder
@@ -208,8 +208,12 @@ class PipelineEngine(StageEngine):
         self._source.begin(data_iter)
         try:
             self._links.begin(plans, self._pass.training)
+            steps = plans(self.stage_id)
+            self._pass.split = frozenset(
+                (step.buffer_id, step.chunk) for step in steps if isinstance(step, BackwardWeight)
+            )
             with torch.set_grad_enabled(self._pass.training):
-                for step in plans(self.stage_id):
+                for step in steps:
                     self._execute(step)
             self._links.drain()
         except BaseException as error:
@@ -232,7 +236,7 @@ class PipelineEngine(StageEngine):
         if reduce != "avg":
             raise PipelineError(f"reduce_output={reduce!r}: known are 'avg' and None")
         if everywhere or self.is_last_stage():
-            return self._mean_loss(done, everywhere=everywhere)
+            return self._mean_loss(done, everywhere=everywhere)()
         return None
 
     def _pipe_comm(self) -> Communicator:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ds_core.contracts import StepEvent, StepReport
 from ds_core.engine import Engine
 from ds_pipeline import instructions as todo
-from ds_pipeline.backward import SplitBackward
 from ds_pipeline.batches import BatchSource
+from ds_pipeline.deferred import DeferredWeights
 from ds_pipeline.errors import PipelineError
 from ds_pipeline.instructions import PipeInstruction
 from ds_pipeline.links import Links
@@ -28,16 +29,21 @@ Place = tuple[int, int]
 
 @dataclass
 class Pass:
-    """What one pass holds, by micro-batch and chunk."""
+    """What one pass holds, by micro-batch and chunk.
+
+    Attributes:
+        split: where gradients of weights wait for a `BackwardWeight`.
+    """
 
     training: bool
     compute_loss: bool = True
     micro_batches: int = 1
+    split: frozenset[Place] = frozenset()
     inputs: dict[Place, Any] = field(default_factory=dict)
     labels: dict[int, Any] = field(default_factory=dict)
     outputs: dict[Place, Any] = field(default_factory=dict)
     grads: dict[Place, list[Tensor | None]] = field(default_factory=dict)
-    splits: dict[Place, SplitBackward] = field(default_factory=dict)
+    waiting: dict[Place, DeferredWeights] = field(default_factory=dict)
     losses: list[Tensor] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
 
@@ -56,6 +62,7 @@ class StageEngine(Engine):
     num_stages: int
     agg_train_loss: Tensor | None
     _pass: Pass
+    _take_loss: Callable[[], Tensor]
     _links: Links
     _source: BatchSource
     _recorder: Recorder | None
@@ -93,13 +100,20 @@ class StageEngine(Engine):
             changed, keywords = self.hooks.before_forward(arguments, {})
             value = changed[0] if changed else value
         with self._autocast():
-            output = self.module.run(value, chunk=chunk, **keywords)
+            output = self.module.run(value, chunk=chunk, inside=self._inside(place), **keywords)
             if self._is_last(chunk):
                 output = self._finish_forward(output, now.labels.pop(buffer_id, None), keywords)
         if now.training:
             self.hooks.after_forward(output)
         if now.training or not self._is_last(chunk):
             now.outputs[place] = output
+
+    def _inside(self, place: Place) -> AbstractContextManager[Any]:
+        """What layers run in, also when their activations are computed again."""
+        if place not in self._pass.split:
+            return nullcontext()
+        self._pass.waiting[place] = DeferredWeights()
+        return self._pass.waiting[place]
 
     def _finish_forward(self, output: Any, labels: Any, keywords: dict[str, Any]) -> Any:
         """The loss of the last stage, where it is wanted."""
@@ -129,19 +143,8 @@ class StageEngine(Engine):
             torch.autograd.backward(roots, grads)
         self._after_backward(chunk)
 
-    def _exec_backward_input(self, buffer_id: int, chunk: int = 0) -> None:
-        roots, grads = self._roots(buffer_id, chunk)
-        if roots:
-            inputs = [] if self._is_first(chunk) else self._needing(buffer_id, chunk)
-            split = SplitBackward(roots, grads, inputs)
-            split.run_inputs()
-            self._pass.splits[buffer_id, chunk] = split
-        self._after_backward(chunk)
-
     def _exec_backward_weight(self, buffer_id: int, chunk: int = 0) -> None:
-        split = self._pass.splits.pop((buffer_id, chunk), None)
-        if split is not None:
-            split.run_weights()
+        self._pass.waiting.pop((buffer_id, chunk)).run()
 
     def _exec_send_grads(self, buffer_id: int, chunk: int = 0) -> None:
         grads = [tensor.grad for tensor in self._needing(buffer_id, chunk)]
@@ -156,14 +159,18 @@ class StageEngine(Engine):
 
     def _exec_optimizer_step(self) -> None:
         micro_batches = self._pass.micro_batches
-        mean = self._mean_loss(self._pass, everywhere=True)
-        self.agg_train_loss = mean
-        self._losses = mean * micro_batches
+        self._take_loss = self._mean_loss(self._pass, everywhere=True)
         for _ in range(micro_batches):
             self.window.add(None, divided=False)
         self.counters.micro_batches += micro_batches
         self._backward_since_step = True
         super().step()
+
+    def _event(self, report: StepReport, lr: tuple[float, ...], micro_batches: int) -> StepEvent:
+        """Only now wait for the loss of all stages: this one's gradients are long reduced."""
+        self.agg_train_loss = self._take_loss()
+        self._losses = self.agg_train_loss * micro_batches
+        return super()._event(report, lr, micro_batches)
 
     def _roots(self, buffer_id: int, chunk: int) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs to go back from, with their gradients."""
@@ -188,13 +195,19 @@ class StageEngine(Engine):
         found = tensors_of(self._pass.inputs[buffer_id, chunk])
         return [tensor for tensor in found if tensor.requires_grad]
 
-    def _mean_loss(self, done: Pass, *, everywhere: bool) -> Tensor:
+    def _mean_loss(self, done: Pass, *, everywhere: bool) -> Callable[[], Tensor]:
+        """Start to average the loss; what is returned waits for it."""
         own = torch.stack(done.losses).sum() if done.losses else torch.zeros(())
         comm = self.groups.world if everywhere else self.groups.data
         box = own.double().to(comm.device)
-        comm.all_reduce(box, label="loss").wait()
+        work = comm.all_reduce(box, label="loss", async_op=True)
         ranks = comm.world_size // self.num_stages if everywhere else comm.world_size
-        return (box / (ranks * done.micro_batches)).float().to(self._pipe_device)
+
+        def take() -> Tensor:
+            work.wait()
+            return (box / (ranks * done.micro_batches)).float().to(self._pipe_device)
+
+        return take
 
     def _is_first(self, chunk: int) -> bool:
         return self.stage_id == 0 and chunk == 0
@@ -213,7 +226,7 @@ StageEngine._INSTRUCTION_MAP.update(
         todo.LoadMicroBatch: StageEngine._exec_load_micro_batch,
         todo.ForwardPass: StageEngine._exec_forward_pass,
         todo.BackwardPass: StageEngine._exec_backward_pass,
-        todo.BackwardInput: StageEngine._exec_backward_input,
+        todo.BackwardInput: StageEngine._exec_backward_pass,
         todo.BackwardWeight: StageEngine._exec_backward_weight,
         todo.SendActivation: StageEngine._exec_send_activations,
         todo.RecvActivation: StageEngine._exec_recv_activations,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from ds_core.errors import ConfigError
-from ds_pipeline import partition
+from ds_pipeline import layer_files, partition
 from ds_pipeline.errors import PartitionError
 from ds_pipeline.grid import PipelineParallelGrid
 from ds_pipeline.specs import LayerSpec, TiedLayerSpec
@@ -105,26 +107,34 @@ class PipelineModule(nn.Module):
             forward_input = self.run(forward_input, chunk=chunk, **keywords)
         return forward_input
 
-    def run(self, value: Any, *, chunk: int = 0, **keywords: Any) -> Any:
+    def run(
+        self,
+        value: Any,
+        *,
+        chunk: int = 0,
+        inside: AbstractContextManager[Any] | None = None,
+        **keywords: Any,
+    ) -> Any:
         """What one chunk of this stage makes of `value`.
 
         Args:
+            inside: entered around each layer, also when activations are computed again; but not
+                around compiled ones, which are as they were when they were compiled.
             keywords: reach each layer whose `forward` takes them by name.
         """
         first = self._chunk_starts[chunk]
         last = [*self._chunk_starts, len(self.forward_funcs)][chunk + 1]
         interval = self.activation_checkpoint_interval
         if not interval or not torch.is_grad_enabled():
-            return self._run_range(first, last, keywords, value)
+            return self._runner(first, last, keywords, inside)(value)
         for start in range(first, last, interval):
             stop = min(start + interval, last)
+            part = self._runner(start, stop, keywords, inside)
             if self._checkpointable(self.forward_funcs[start:stop]):
                 inputs = value if isinstance(value, tuple) else (value,)
-                value = self.activation_checkpoint_func(
-                    self._runner(start, stop, keywords), *inputs
-                )
+                value = self.activation_checkpoint_func(part, *inputs)
             else:
-                value = self._run_range(start, stop, keywords, value)
+                value = part(value)
         return value
 
     def loss(self, outputs: Any, labels: Any, **keywords: Any) -> Any:
@@ -167,6 +177,60 @@ class PipelineModule(nn.Module):
     def set_checkpoint_interval(self, interval: int) -> None:
         """Recompute activations by runs of this many layers from now on."""
         self.activation_checkpoint_interval = interval
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile each layer by itself; arguments are those of `torch.compile`."""
+        for layer in self.forward_funcs:
+            if isinstance(layer, nn.Module):
+                layer.compile(*args, **kwargs)
+
+    def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, Any]]:
+        """Parameters that other stages hold copies of, each with the group of these stages."""
+        return [(p, tie.comm.group) for tie in self.ties.ties for p in tie.params.values()]
+
+    def allreduce_tied_weight_gradients(self) -> None:
+        """Sum gradients of tied parameters over stages now; a step does it if nobody has."""
+        self.ties.reduce()
+
+    def ckpt_prefix(self, checkpoints_path: str, tag: str) -> str:
+        """The beginning of the path of what is saved under a tag."""
+        return os.path.join(checkpoints_path, str(tag))
+
+    def ckpt_layer_path(self, ckpt_dir: str, local_layer_idx: int) -> str:
+        """The file of a layer of this stage."""
+        return layer_files.path_of(ckpt_dir, self._numbers[local_layer_idx], self.grid)
+
+    def ckpt_layer_path_list(self, ckpt_dir: str, local_layer_idx: int) -> list[str]:
+        """The files that there are of a layer of this stage, one a slice."""
+        return layer_files.paths_of(ckpt_dir, self._numbers[local_layer_idx])
+
+    def save_state_dict(
+        self,
+        save_dir: str,
+        checkpoint_engine: layer_files.FileEngine | None = None,
+        exclude_frozen_params: bool = False,
+    ) -> None:
+        """Write a file for each layer that has weights or buffers; one replica does it."""
+        if self.grid.data_parallel_id == 0:
+            layer_files.save(
+                self.forward_funcs,
+                self._layer_paths(save_dir),
+                checkpoint_engine,
+                without_frozen=exclude_frozen_params,
+            )
+
+    def load_state_dir(
+        self,
+        load_dir: str,
+        checkpoint_engine: layer_files.FileEngine | None = None,
+        strict: bool = True,
+    ) -> None:
+        """Read this stage's layers from such files, which any number of stages wrote."""
+        paths = self._layer_paths(load_dir)
+        layer_files.load(self.forward_funcs, paths, checkpoint_engine, strict=strict)
+
+    def _layer_paths(self, folder: str) -> list[str]:
+        return [self.ckpt_layer_path(folder, index) for index in range(len(self._numbers))]
 
     def get_additional_losses(self) -> None:
         """None: what the loss consists of is the business of `loss_fn`. For subclasses."""
@@ -220,20 +284,34 @@ class PipelineModule(nn.Module):
             )
         return spec
 
-    def _runner(self, start: int, stop: int, keywords: dict[str, Any]) -> Callable[..., Any]:
+    def _runner(
+        self,
+        start: int,
+        stop: int,
+        keywords: dict[str, Any],
+        inside: AbstractContextManager[Any] | None,
+    ) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
             value = inputs[0] if len(inputs) == 1 else inputs
-            return self._run_range(start, stop, keywords, value)
+            return self._run_range(start, stop, keywords, value, inside or nullcontext())
 
         return run
 
-    def _run_range(self, start: int, stop: int, keywords: dict[str, Any], value: Any) -> Any:
+    def _run_range(
+        self,
+        start: int,
+        stop: int,
+        keywords: dict[str, Any],
+        value: Any,
+        inside: AbstractContextManager[Any],
+    ) -> Any:
         for position in range(start, stop):
             if self.seed_layers and self.training:
                 offset = self.base_seed * self.micro_offset
                 self.seed_fn(offset + self.base_seed + self._numbers[position])
             layer = self.forward_funcs[position]
-            value = layer(value, **_accepted(layer, keywords)) if keywords else layer(value)
+            with nullcontext() if _is_compiled(layer) else inside:
+                value = layer(value, **_accepted(layer, keywords)) if keywords else layer(value)
         return value
 
     def _checkpointable(self, layers: Sequence[Any]) -> bool:
@@ -250,6 +328,12 @@ def _stages_and_replicas(num_stages: int | None) -> ProcessTopology:
     if num_stages < 1 or world % num_stages:
         raise ConfigError(f"{world} ranks cannot be divided into {num_stages} stages")
     return PipeDataParallelTopology(num_stages, world // num_stages)
+
+
+def _is_compiled(layer: Any) -> bool:
+    return isinstance(layer, nn.Module) and (
+        layer._compiled_call_impl is not None or "_orig_mod" in layer._modules
+    )
 
 
 def _accepted(function: Any, keywords: dict[str, Any]) -> dict[str, Any]:

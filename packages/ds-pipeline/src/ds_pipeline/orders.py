@@ -74,23 +74,27 @@ def interleaved(stage: int, stages: int, micro_batches: int, chunks: int = 1) ->
 
 
 def zb_h1(stage: int, stages: int, micro_batches: int, chunks: int = 1) -> Order:
-    """1F1B whose weight gradients wait, so that they fill what would be idle at the end.
+    """1F1B whose weight gradients wait where that fills what would be idle.
 
-    Stage `s` lags `s` weight passes behind, which lets every stage hold as much as the first
-    stage of 1F1B does: `stages` micro-batches.
+    As published, stage `s` splits every backward pass and lags `s` weight passes behind, which
+    lets every stage hold as much as the first one of 1F1B does: `stages` micro-batches. Between
+    its first `s` and its last `stages - s` micro-batches it computes without a pause, and nobody
+    waits for it; there a pass in one piece takes no longer, and less memory traffic. So only the
+    passes at both ends are split: idle time and memory are those of the published order.
     """
     _single(chunks, "zb-h1")
     order: Order = []
-    done = 0
+    waiting: list[int] = []
+    whole = range(stage, micro_batches - (stages - stage if stage else 0))
     for work in one_f_one_b(stage, stages, micro_batches):
-        if work.kind is ForwardPass:
+        if work.kind is ForwardPass or work.micro_batch in whole:
             order.append(work)
             continue
         order.append(Work(BackwardInput, work.micro_batch))
-        if work.micro_batch - done >= stage:
-            order.append(Work(BackwardWeight, done))
-            done += 1
-    return order + [Work(BackwardWeight, micro) for micro in range(done, micro_batches)]
+        waiting.append(work.micro_batch)
+        if len(waiting) > stage:
+            order.append(Work(BackwardWeight, waiting.pop(0)))
+    return order + [Work(BackwardWeight, micro) for micro in waiting]
 
 
 def _units(stages: int, micro_batches: int, chunks: int) -> list[tuple[int, int]]:
