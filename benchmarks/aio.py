@@ -1,14 +1,15 @@
 """Tensor file I/O at the device's speed: ours by backend, fio, and what people use instead.
 
-All rows of one table are measured in one run, in turn, several times; medians are compared. Reads
-are cold or go around the page cache. fio and the peer run in their own processes at the same block
-size and queue depth.
+All rows of one table are measured in one run, in turn, several times, each time from another row
+on; medians are compared. Reads are cold or go around the page cache. fio and the peer run in their
+own processes at the same block size and queue depth. fio moves everything through as many blocks as
+the queue is deep, which it has touched beforehand, and the peer fills its tensor first; so ours are
+touched first, too. Rows called `idle` were used a minute ago, rows called `fresh` never.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import statistics
 import subprocess
@@ -17,8 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
+from aio_rivals import RIVALS, Rival, drop_cache, peer_seconds, sync
 
 import ds_aio
 
@@ -28,26 +29,9 @@ FIO_ENGINES = {
     "fio io_uring, registered": ["--ioengine=io_uring", "--fixedbufs", "--registerfiles"],
     "fio libaio": ["--ioengine=libaio"],
 }
-PEER_CODE = """
-import sys, time, torch
-from deepspeed.ops.op_builder import AsyncIOBuilder
-kind, path, size, block, depth, pinned = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
-h = AsyncIOBuilder().load(verbose=False).aio_handle(block, depth, False, True, 1)
-t = torch.empty(size, dtype=torch.uint8)
-t = h.new_cpu_locked_tensor(size, t) if pinned else t
-t.fill_(5)
-begin = time.perf_counter()
-(h.sync_pwrite if kind == "write" else h.sync_pread)(t, path)
-print("SECONDS", time.perf_counter() - begin)
-"""
-
-
-def drop_cache(path: Path) -> None:
-    """Forgets what the page cache holds of a file."""
-    fd = os.open(path, os.O_RDONLY)
-    os.fdatasync(fd)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
+BACKENDS = ("io_uring", "linux_aio", "threads")
+SMALL = 65536
+Measures = dict[str, Callable[[], float]]
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -57,7 +41,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 class Bench:
-    """The rows of one table: name -> one measurement in bytes a second."""
+    """The rows of each table: name -> one measurement in bytes a second."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.path = Path(args.folder) / "ds_aio_bench"
@@ -69,9 +53,58 @@ class Bench:
         tile = torch.randint(0, 256, (32 << 20,), dtype=torch.uint8)
         self.pageable = tile.repeat(-(-self.size // len(tile)))[: self.size]
         self.aligned = ds_aio.aligned_tensor((self.size,)).copy_(self.pageable)
+        self.tables: dict[str, Callable[[], Measures]] = {
+            "write": self.writes,
+            "read": self.reads,
+            "random write": lambda: self.random(write=True),
+            "random read": lambda: self.random(write=False),
+        }
+
+    def writes(self) -> Measures:
+        rows = self.fio_rows("write", self.block) | self.our_rows(write=True)
+        rows["ours, new file"] = self.ours_new_file
+        rows |= self.peer_rows("write", self.block)
+        for name, rival in RIVALS.items():
+            rows[rival.saved_as] = lambda r=rival, n=name: self.rival_saves(r, n)
+        return rows
+
+    def reads(self) -> Measures:
+        rows = self.fio_rows("read", self.block) | self.our_rows(write=False)
+        rows["ours, aligned, fresh"] = lambda: self.ours(
+            "auto", ds_aio.aligned_tensor((self.size,)), write=False
+        )
+        rows["ours, pageable, idle"] = lambda: self.ours("auto", self.pageable, write=False)
+        rows["ours, pageable, fresh"] = lambda: self.ours(
+            "auto", torch.empty(self.size, dtype=torch.uint8), write=False
+        )
+        rows |= self.peer_rows("read", self.block)
+        for name, rival in RIVALS.items():
+            rows[f"{rival.loaded_as}, fresh"] = lambda r=rival, n=name: self.rival_loads(r, n)
+        return rows
+
+    def random(self, *, write: bool) -> Measures:
+        kind = "randwrite" if write else "randread"
+        rows = self.fio_rows(kind, SMALL)
+        for backend in BACKENDS:
+            rows[f"ours {backend}"] = lambda b=backend: self.ours_random(b, write=write)
+        rows |= self.peer_rows(kind, SMALL)
+        for name, rival in RIVALS.items():
+            if not write or rival.writes_rows:
+                label = f"{name}, " + ("mapped + sync" if write else "mapped, cold")
+                rows[label] = lambda r=rival, n=name: self.rival_random(r, n, write=write)
+        return rows
 
     def options(self, backend: str, block: int) -> ds_aio.Options:
         return ds_aio.Options(block_size=block, queue_depth=self.depth, backend=backend)
+
+    def our_rows(self, *, write: bool) -> Measures:
+        return {
+            f"ours {backend}, {kind}": lambda b=backend, m=memory: self.ours(
+                b, m.bitwise_not_(), write=write
+            )
+            for backend in BACKENDS
+            for kind, memory in (("aligned", self.aligned), ("pageable", self.pageable))
+        }
 
     def ours(self, backend: str, memory: torch.Tensor, *, write: bool) -> float:
         with ds_aio.open(self.path, "r+", options=self.options(backend, self.block)) as file:
@@ -83,110 +116,97 @@ class Bench:
         with ds_aio.open(self.path, "w", options=self.options("auto", self.block)) as file:
             return self.size / timed(lambda: file.write(self.aligned).wait())
 
-    def ours_random(self, backend: str, *, write: bool, block: int = 65536) -> float:
-        count = self.size // block
-        order = torch.randperm(self.size // block)[:count].tolist()
-        rows = self.aligned[: count * block].view(count, block)
-        pieces = [(rows[i], block * place) for i, place in enumerate(order)]
-        with ds_aio.open(self.path, "r+", options=self.options(backend, block)) as file:
-            move = file.write_many if write else file.read_into_many
-            return count * block / timed(lambda: move(pieces).wait())
+    def order(self) -> list[int]:
+        return torch.randperm(self.size // SMALL).tolist()
 
-    def fio(self, engine: str, kind: str, block: int, total: int) -> float:
+    def ours_random(self, backend: str, *, write: bool) -> float:
+        rows = self.aligned[: self.size // SMALL * SMALL].view(-1, SMALL)
+        pieces = [(rows[i], SMALL * place) for i, place in enumerate(self.order())]
+        with ds_aio.open(self.path, "r+", options=self.options(backend, SMALL)) as file:
+            move = file.write_many if write else file.read_into_many
+            return rows.nbytes / timed(lambda: move(pieces).wait())
+
+    def fio_rows(self, kind: str, block: int) -> Measures:
+        return {engine: lambda e=engine: self.fio(e, kind, block) for engine in FIO_ENGINES}
+
+    def fio(self, engine: str, kind: str, block: int) -> float:
         command = [
             "fio", "--name=t", f"--filename={self.path}", f"--size={self.size}",
-            f"--io_size={total}", *FIO_ENGINES[engine], f"--bs={block}", f"--rw={kind}",
+            *FIO_ENGINES[engine], f"--bs={block}", f"--rw={kind}",
             f"--iodepth={self.depth}", "--direct=1", "--overwrite=1", "--randrepeat=0",
             "--output-format=terse", "--terse-version=3",
         ]  # fmt: skip
-        fields = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split(
-            ";"
-        )
-        return 1024.0 * float(fields[47 if "write" in kind else 6])
+        run = subprocess.run(command, check=True, capture_output=True, text=True)
+        return 1024.0 * float(run.stdout.split(";")[47 if "write" in kind else 6])
 
-    def peer_row(self, kind: str, *, pinned: bool) -> float:
-        arguments = [kind, self.path, self.size, self.block, self.depth, int(pinned)]
-        out = subprocess.run(
-            [self.peer, "-c", PEER_CODE, *map(str, arguments)],
-            check=True,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PATH": f"{Path(self.peer).parent}:{os.environ['PATH']}"},
-        ).stdout
-        return self.size / float(out.rsplit("SECONDS", 1)[1])
+    def peer_rows(self, kind: str, block: int) -> Measures:
+        if not self.peer:
+            return {}
+        sizes = (self.size, block, self.depth)
 
-    def buffered(
-        self, name: str, write: Callable[[Path], object], read: Callable[[Path], object]
-    ) -> tuple[Callable[[], float], Callable[[], float]]:
-        other = self.path.with_suffix(f".{name}")
+        def rate(pinned: bool) -> float:
+            return self.size / peer_seconds(self.peer, kind, self.path, sizes, pinned=pinned)
 
-        def durable() -> None:
-            write(other)
-            fd = os.open(other, os.O_RDONLY)
-            os.fsync(fd)
-            os.close(fd)
+        return {
+            "peer aio_handle, pinned": lambda: rate(True),
+            "peer aio_handle, pageable": lambda: rate(False),
+        }
 
-        def measure_write() -> float:
-            return self.size / timed(durable)
+    def rival_saves(self, rival: Rival, name: str) -> float:
+        path = self.path.with_suffix(f".{name}")
+        path.unlink(missing_ok=True)
 
-        def measure_read() -> float:
-            if not other.exists():
-                durable()
-            drop_cache(other)
-            return self.size / timed(lambda: read(other))
+        def save() -> None:
+            rival.saves(path, self.pageable)
+            sync(path)
 
-        return measure_write, measure_read
+        return self.size / timed(save)
 
-    def sequential(self) -> dict[str, dict[str, Callable[[], float]]]:
-        torch_save = self.buffered("torch", lambda p: torch.save(self.pageable, p), torch.load)
-        array = self.pageable.numpy()
-        numpy_io = self.buffered(
-            "numpy", lambda p: array.tofile(p), lambda p: np.fromfile(p, dtype=np.uint8)
-        )
-        writes: dict[str, Callable[[], float]] = {}
-        reads: dict[str, Callable[[], float]] = {}
-        for engine in FIO_ENGINES:
-            writes[engine] = lambda e=engine: self.fio(e, "write", self.block, self.size)
-            reads[engine] = lambda e=engine: self.fio(e, "read", self.block, self.size)
-        for backend in ("io_uring", "linux_aio", "threads"):
-            for kind, memory in (("aligned", self.aligned), ("pageable", self.pageable)):
-                name = f"ours {backend}, {kind}"
-                writes[name] = lambda b=backend, m=memory: self.ours(b, m, write=True)
-                reads[name] = lambda b=backend, m=memory: self.ours(b, m, write=False)
-        writes["ours, new file"] = self.ours_new_file
-        if self.peer:
-            for pinned, kind in ((True, "pinned"), (False, "pageable")):
-                name = f"peer aio_handle, {kind}"
-                writes[name] = lambda p=pinned: self.peer_row("write", pinned=p)
-                reads[name] = lambda p=pinned: self.peer_row("read", pinned=p)
-        writes["torch.save + fsync"], reads["torch.load, cold"] = torch_save
-        writes["numpy tofile + fsync"], reads["numpy fromfile, cold"] = numpy_io
-        return {"write": writes, "read": reads}
+    def rival_file(self, rival: Rival, name: str) -> Path:
+        """The rival's file with nothing of it in the page cache."""
+        path = self.path.with_suffix(f".{name}")
+        if not path.exists():
+            rival.saves(path, self.pageable)
+        drop_cache(path)
+        return path
 
-    def random(self) -> dict[str, dict[str, Callable[[], float]]]:
-        total = self.size
-        writes: dict[str, Callable[[], float]] = {}
-        reads: dict[str, Callable[[], float]] = {}
-        for engine in FIO_ENGINES:
-            writes[engine] = lambda e=engine: self.fio(e, "randwrite", 65536, total)
-            reads[engine] = lambda e=engine: self.fio(e, "randread", 65536, total)
-        for backend in ("io_uring", "linux_aio", "threads"):
-            writes[f"ours {backend}"] = lambda b=backend: self.ours_random(b, write=True)
-            reads[f"ours {backend}"] = lambda b=backend: self.ours_random(b, write=False)
-        return {"random write": writes, "random read": reads}
+    def rival_loads(self, rival: Rival, name: str) -> float:
+        path = self.rival_file(rival, name)
+        return self.size / timed(lambda: rival.loads(path))
+
+    def rival_random(self, rival: Rival, name: str, *, write: bool) -> float:
+        path, order = self.rival_file(rival, name), self.order()
+        rows = self.pageable[: self.size // SMALL * SMALL].view(-1, SMALL)
+
+        def move() -> None:
+            if write and rival.writes_rows:
+                rival.writes_rows(path, rows, order)
+                sync(path)
+            else:
+                rival.reads_rows(path, rows, order)
+
+        return rows.nbytes / timed(move)
 
 
-def run(rows: dict[str, Callable[[], float]], repeat: int) -> dict[str, list[float]]:
-    """Every row once, then all again: a change of the machine's mood meets all alike."""
+def run(rows: Measures, repeat: int, budget: float) -> dict[str, list[float]]:
+    """Every row once, then all again from another one on: what drifts meets all alike."""
     seen: dict[str, list[float]] = {name: [] for name in rows}
-    for _ in range(repeat):
-        for name, measure in rows.items():
-            seen[name].append(measure())
+    names = list(rows)
+    began = time.monotonic()
+    for turn in range(repeat):
+        # Only whole rounds, and none that would end too late.
+        if (time.monotonic() - began) * (turn + 1) > budget * max(turn, 1):
+            break
+        first = turn * len(names) // repeat
+        for name in names[first:] + names[:first]:
+            seen[name].append(rows[name]())
+            print(f"{turn} {name}: {seen[name][-1] / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
     return seen
 
 
 def show(title: str, seen: dict[str, list[float]]) -> None:
     best = max(statistics.median(v) for name, v in seen.items() if name.startswith("fio"))
+    print(f"\n{len(next(iter(seen.values())))} turns")
     print(f"\n| {title} | GB/s (median) | min - max | of fio's best |\n|---|---|---|---|")
     for name, values in seen.items():
         mid = statistics.median(values)
@@ -195,25 +215,24 @@ def show(title: str, seen: dict[str, list[float]]) -> None:
 
 
 def main() -> None:
+    titles = ["write", "read", "random write", "random read"]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", default=".")
     parser.add_argument("--size", type=int, default=1 << 30)
     parser.add_argument("--block", type=int, default=1 << 20)
     parser.add_argument("--depth", type=int, default=32)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds for each table")
     parser.add_argument("--peer-python", default="", help="interpreter that has the peer installed")
-    parser.add_argument(
-        "--only", nargs="+", default=["write", "read", "random write", "random read"]
-    )
+    parser.add_argument("--only", nargs="+", default=titles, choices=titles)
     args = parser.parse_args()
     if shutil.which("fio") is None:
         sys.exit("fio is the floor of this benchmark: install it")
     bench = Bench(args)
     try:
-        bench.fio("fio libaio", "write", 1 << 20, bench.size)
-        tables = bench.sequential() | bench.random()
+        bench.fio("fio libaio", "write", 1 << 20)
         for title in args.only:
-            show(title, run(tables[title], args.repeat))
+            show(title, run(bench.tables[title](), args.repeat, args.budget))
     finally:
         for path in bench.path.parent.glob("ds_aio_bench*"):
             path.unlink()

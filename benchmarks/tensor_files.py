@@ -1,7 +1,9 @@
 """Saving and loading a state dict: ours, safetensors, torch.save, and what the device can do.
 
 Saves count until the file is durable. Loads begin with none of the file in the page cache and count
-until every page of every tensor is in memory. fio moves as many bytes with direct I/O, 1 MiB x 32.
+until every page of every tensor is in memory. fio moves as many bytes with direct I/O, 1 MiB x 32,
+through 32 blocks of memory that it has touched beforehand; loads fill memory that is new. All take
+turns, each round from another one on.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ State = dict[str, torch.Tensor]
 PEAK_CODE = """
 import sys
 sys.path.insert(0, sys.argv[4])
-from tensor_files import make_state, WAYS
+from tensor_files import make_state, touch, WAYS
 peak = lambda: int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
 save, load = WAYS[sys.argv[1]]
 state = make_state(int(sys.argv[3]))
-before = peak(); save(state, sys.argv[2]); saved = peak() - before
-print("PEAK", saved)
+before = peak()
+save(state, sys.argv[2])
+saved = peak()
+state = None
+touch(state := load(sys.argv[2]))
+print("PEAK", saved - before, max(0.0, peak() - max(before, saved)))
 """
 
 
@@ -76,6 +82,13 @@ WAYS: dict[str, tuple[Callable[[State, str], None], Callable[[str], State]]] = {
 }
 
 
+FIO = {
+    "fio io_uring": ["--ioengine=io_uring"],
+    "fio io_uring, registered": ["--ioengine=io_uring", "--fixedbufs", "--registerfiles"],
+    "fio libaio": ["--ioengine=libaio"],
+}
+
+
 def touch(state: State) -> None:
     for tensor in state.values():
         tensor.view(torch.uint8).reshape(-1)[::4096].sum()
@@ -87,9 +100,9 @@ def forget(path: Path) -> None:
     os.close(fd)
 
 
-def fio(path: Path, nbytes: int, kind: str, engine: str) -> float:
+def fio(path: Path, nbytes: int, kind: str, engine: list[str]) -> float:
     command = [
-        "fio", "--name=t", f"--filename={path}", f"--size={nbytes}", f"--ioengine={engine}",
+        "fio", "--name=t", f"--filename={path}", f"--size={nbytes}", *engine,
         "--bs=1M", "--iodepth=32", f"--rw={kind}", "--direct=1", "--end_fsync=1",
         "--output-format=terse", "--terse-version=3",
     ]  # fmt: skip
@@ -97,32 +110,50 @@ def fio(path: Path, nbytes: int, kind: str, engine: str) -> float:
     return 1024.0 * float(out[47 if kind == "write" else 6])
 
 
-def measure(folder: Path, state: State, repeat: int) -> dict[str, dict[str, list[float]]]:
+def measure(
+    folder: Path, state: State, repeat: int, budget: float
+) -> dict[str, dict[str, list[float]]]:
     nbytes = sum(tensor.nbytes for tensor in state.values())
-    seen: dict[str, dict[str, list[float]]] = {"durable save": {}, "cold load": {}}
-    for _ in range(repeat):
-        for engine in ("io_uring", "libaio"):
-            path = folder / "tensor_files_bench.fio"
+    names = [*FIO, *WAYS]
+    seen: dict[str, dict[str, list[float]]] = {
+        title: {name: [] for name in names} for title in ("durable save", "cold load")
+    }
+    began = time.monotonic()
+    for turn in range(repeat):
+        # Only whole rounds, and none that would end too late.
+        if (time.monotonic() - began) * (turn + 1) > budget * max(turn, 1):
+            break
+        first = turn * len(names) // repeat
+        for name in names[first:] + names[:first]:
+            path = folder / f"tensor_files_bench.{name.split()[-1]}"
             path.unlink(missing_ok=True)
-            for title, kind in (("durable save", "write"), ("cold load", "read")):
-                rate = fio(path, nbytes, kind, engine)
-                seen[title].setdefault(f"fio {engine}", []).append(rate)
-        for name, (save, load) in WAYS.items():
-            path = folder / f"tensor_files_bench.{name}"
-            path.unlink(missing_ok=True)
-            begin = time.perf_counter()
-            save(state, str(path))
-            seen["durable save"].setdefault(name, []).append(nbytes / (time.perf_counter() - begin))
-            forget(path)
-            begin = time.perf_counter()
-            touch(load(str(path)))
-            seen["cold load"].setdefault(name, []).append(nbytes / (time.perf_counter() - begin))
+            rates = fio_rates(path, nbytes, name) if name in FIO else way_rates(path, state, name)
+            for title, rate in zip(seen, rates, strict=True):
+                seen[title][name].append(rate)
+                print(f"{turn} {title}, {name}: {rate / 1e9:.2f}", file=sys.stderr, flush=True)
             path.unlink()
     return seen
 
 
+def fio_rates(path: Path, nbytes: int, name: str) -> tuple[float, float]:
+    return fio(path, nbytes, "write", FIO[name]), fio(path, nbytes, "read", FIO[name])
+
+
+def way_rates(path: Path, state: State, name: str) -> tuple[float, float]:
+    nbytes = sum(tensor.nbytes for tensor in state.values())
+    save, load = WAYS[name]
+    begin = time.perf_counter()
+    save(state, str(path))
+    saving = time.perf_counter() - begin
+    forget(path)
+    begin = time.perf_counter()
+    touch(load(str(path)))
+    return nbytes / saving, nbytes / (time.perf_counter() - begin)
+
+
 def show(title: str, seen: dict[str, list[float]]) -> None:
     best = max(statistics.median(v) for name, v in seen.items() if name.startswith("fio"))
+    print(f"\n{len(next(iter(seen.values())))} turns")
     print(f"\n| {title} | GB/s (median) | min - max | of fio's best |\n|---|---|---|---|")
     for name, values in seen.items():
         mid = statistics.median(values)
@@ -131,12 +162,13 @@ def show(title: str, seen: dict[str, list[float]]) -> None:
 
 
 def show_peaks(folder: Path, nbytes: int) -> None:
-    print("\n| save | extra memory, MiB |\n|---|---|")
+    print("\n| extra memory, MiB | save | load |\n|---|---|---|")
     for name in WAYS:
         path = folder / "tensor_files_bench.peak"
         code = [sys.executable, "-c", PEAK_CODE, name, path, str(nbytes), Path(__file__).parent]
         out = subprocess.run(code, check=True, capture_output=True, text=True).stdout
-        print(f"| {name} | {float(out.split('PEAK')[1]):.0f} |", flush=True)
+        save, load = map(float, out.split("PEAK")[1].split())
+        print(f"| {name} | {save:.0f} | {load:.0f} |", flush=True)
         path.unlink()
 
 
@@ -145,13 +177,18 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path())
     parser.add_argument("--size", type=int, default=2 << 30)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds for all rounds")
+    parser.add_argument("--only", nargs="+", default=["rates", "memory"])
     args = parser.parse_args()
     if shutil.which("fio") is None:
         sys.exit("fio is the floor of this benchmark: install it")
     try:
-        for title, seen in measure(args.folder, make_state(args.size), args.repeat).items():
-            show(title, seen)
-        show_peaks(args.folder, args.size)
+        if "rates" in args.only:
+            rates = measure(args.folder, make_state(args.size), args.repeat, args.budget)
+            for title, seen in rates.items():
+                show(title, seen)
+        if "memory" in args.only:
+            show_peaks(args.folder, args.size)
     finally:
         for path in args.folder.glob("tensor_files_bench*"):
             path.unlink()
