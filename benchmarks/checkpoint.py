@@ -1,167 +1,206 @@
-"""Save and load of one rank's state: ours, torch.save, safetensors, and the disk itself.
+"""Checkpoints of sharded training beside the reference's: save, load, consolidate, resize.
 
-    python benchmarks/checkpoint.py [--gib 1] [--rounds 5] [--folder DIR]
+    python benchmarks/checkpoint.py --peer-python PEER_ENV/bin/python [--stage 2] [--shape 6x512]
 
-All in one run, interleaved, medians. A save counts until its bytes are on the disk (fsync); a load
-is measured with the file in the page cache, and ours verifies checksums first.
+Both train the same GPT on 2 ranks and are alive all the time; they save, load and consolidate in
+turn, medians are compared. A save counts twice: until the call returns, and until all bytes are on
+the disk. Consolidation is the script that lies in the checkpoint, started as a user would. The
+least a checkpoint can take is 12 bytes a trained parameter: an fp32 weight and two moments.
+Last, what was saved on 2 ranks is loaded on 1 and on 3, without any conversion.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-
-from ds_core.checkpoint import AsyncSaver, open_checkpoint, save
-from ds_core.contracts.shard import WEIGHT, TensorShard
-
-TENSORS = 64
+WORKER = Path(__file__).resolve().parent / "workers" / "checkpoint.py"
+SAVED_ON = 2
 
 
-def make_tensors(gib: float) -> dict[str, torch.Tensor]:
-    numel = int(gib * 2**30 / 4 / TENSORS)
-    return {f"layer.{i}.weight": torch.randn(numel) for i in range(TENSORS)}
+def configuration(stage: int, dtype: str) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+        "zero_optimization": {"stage": stage},
+    }
+    return config | ({"bf16": {"enabled": True}} if dtype == "bf16" else {})
 
 
-def shards_of(tensors: dict[str, torch.Tensor]) -> list[TensorShard]:
-    return [TensorShard(name, WEIGHT, tuple(t.shape), 0, t) for name, t in tensors.items()]
+class Contender:
+    """The ranks of one library."""
+
+    def __init__(self, python: str, job: dict[str, Any], ranks: int) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        self.python, self.folder, self.failure = python, Path(job["folder"]), ""
+        self._ranks = []
+        for rank in range(ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            place |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+            self._ranks.append(
+                subprocess.Popen(
+                    [python, str(WORKER), json.dumps(job)],
+                    env=os.environ | place,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+        self._answers()
+
+    def ask(self, command: str) -> dict[str, Any]:
+        """The answers of the ranks, of each number the largest."""
+        for process in self._ranks:
+            assert process.stdin is not None
+            process.stdin.write(command + "\n")
+            process.stdin.flush()
+        answers = self._answers()
+        failed = [answer for answer in answers if "error" in answer]
+        if failed:
+            return failed[0]
+        return {key: max(answer[key] for answer in answers) for key in answers[0]}
+
+    def end(self) -> None:
+        for process in self._ranks:
+            process.communicate()
+
+    def consolidate(self, *options: str) -> float:
+        """Seconds of the recovery script in the checkpoint, its interpreter's start included.
+
+        NaN if it fails; `failure` is its last words then.
+        """
+        output = self.folder / "consolidated"
+        shutil.rmtree(output, ignore_errors=True)
+        script = str(self.folder / "zero_to_fp32.py")
+        begin = time.perf_counter()
+        done = subprocess.run(
+            [self.python, script, str(self.folder), str(output), "--tag", "t0", *options],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"DS_ACCELERATOR": "cpu"},
+        )
+        if done.returncode:
+            words = [line.strip() for line in done.stderr.splitlines() if "Error" in line]
+            self.failure = " ".join([*words, done.stderr.strip()[-400:]][:1])
+            return float("nan")
+        return time.perf_counter() - begin
+
+    def _answers(self) -> list[dict[str, Any]]:
+        return [self._answer(process) for process in self._ranks]
+
+    def _answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        for line in process.stdout or ():
+            if line.startswith("ANSWER "):
+                found: dict[str, Any] = json.loads(line.removeprefix("ANSWER "))
+                return found
+        raise RuntimeError(f"a rank of {self.python} ended early")
 
 
-def fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
+def bytes_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def floor_write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Plain writes of the same bytes, and one fsync."""
-    with open(folder / "raw", "wb", buffering=0) as file:
-        for tensor in tensors.values():
-            file.write(tensor.numpy().data)
-        os.fsync(file.fileno())
-
-
-def torch_write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    torch.save(tensors, folder / "torch.pt")
-    fsync(folder / "torch.pt")
-
-
-def safetensors_write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    save_file(tensors, folder / "plain.safetensors")
-    fsync(folder / "plain.safetensors")
-
-
-def ours_write(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    save(folder, "ours", shards=shards_of(tensors))
-
-
-def floor_read(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    with open(folder / "raw", "rb", buffering=0) as file:
-        for tensor in tensors.values():
-            file.readinto(tensor.numpy().data)
-
-
-def copy_all(tensors: dict[str, torch.Tensor], found: dict[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        tensor.copy_(found[name])
-
-
-def torch_read(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    copy_all(tensors, torch.load(folder / "torch.pt", weights_only=True))
-
-
-def safetensors_read(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    copy_all(tensors, load_file(folder / "plain.safetensors"))
-
-
-def ours_read(tensors: dict[str, torch.Tensor], folder: Path, *, verify: bool = True) -> None:
-    with open_checkpoint(folder, "ours", verify=verify) as checkpoint:
-        for name, tensor in tensors.items():
-            checkpoint.reader.read(name, WEIGHT, 0, tensor)
-
-
-def ours_read_unverified(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    ours_read(tensors, folder, verify=False)
-
-
-WRITES = {
-    "disk: write + fsync": floor_write,
-    "ds-core save": ours_write,
-    "safetensors save_file": safetensors_write,
-    "torch.save": torch_write,
-}
-READS = {
-    "page cache: read into place": floor_read,
-    "ds-core load, verified": ours_read,
-    "ds-core load, not verified": ours_read_unverified,
-    "safetensors load_file": safetensors_read,
-    "torch.load": torch_read,
-}
-
-
-def measure(
-    cases: dict[str, Callable[[dict[str, torch.Tensor], Path], None]],
-    tensors: dict[str, torch.Tensor],
-    folder: Path,
-    rounds: int,
-) -> dict[str, float]:
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for index in range(rounds):
-        names = list(cases)
-        for name in names[index % len(names) :] + names[: index % len(names)]:
+def measure(contenders: dict[str, Contender], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each action of each contender; the first round warms up and does not count."""
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
+    for name, contender in contenders.items():
+        contender.ask("train 0")
+        assert "error" not in contender.ask("save t0"), name
+    for number in range(rounds):
+        for name, contender in contenders.items():
             os.sync()
-            start = time.perf_counter()
-            cases[name](tensors, folder)
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) for name, found in seconds.items()}
+            saved = contender.ask(f"save r{number}")
+            loaded = contender.ask("load t0")
+            seconds = {
+                "save, returned": saved["returned"],
+                "save, on disk": saved["on disk"],
+                "load": loaded["seconds"],
+                "consolidate to .bin": contender.consolidate(),
+                "consolidate to safetensors": contender.consolidate("--safe_serialization"),
+            }
+            for action, value in seconds.items():
+                found[name].setdefault(action, []).append(value)
+            shutil.rmtree(contender.folder / f"r{number}")
+    return found
 
 
-def stall(tensors: dict[str, torch.Tensor], folder: Path, rounds: int) -> float:
-    """Seconds a training loop stands still for a save in the background."""
-    seconds = []
-    with AsyncSaver() as saver:
-        for _ in range(rounds):
-            start = time.perf_counter()
-            saver.save(folder, "background", shards=shards_of(tensors))
-            seconds.append(time.perf_counter() - start)
-            saver.wait()
-    return statistics.median(seconds[1:])
+def report(found: dict[str, dict[str, list[float]]], stage: int) -> None:
+    print(f"\n| stage {stage} | ours s | reference s | ours / reference |")
+    print("| --- | ---: | ---: | ---: |")
+    for action, seconds in found["ours"].items():
+        ours = statistics.median(seconds)
+        peer = statistics.median(found["reference"][action]) if "reference" in found else None
+        rest = " |  | |" if peer is None else f" | {peer:.2f} | {ours / peer:.2f} |"
+        print(f"| {action} | {ours:.2f}{rest}")
 
 
-def table(title: str, medians: dict[str, float], nbytes: int) -> None:
-    floor = next(iter(medians.values()))
-    print(f"\n| {title} | s | GB/s | of the floor |\n| --- | ---: | ---: | ---: |")
-    for name, seconds in medians.items():
-        share = f"{floor / seconds:.2f}"
-        print(f"| {name} | {seconds:.2f} | {nbytes / seconds / 1e9:.2f} | {share} |")
+def resized(python: str, job: dict[str, Any], expected: float) -> str:
+    """What happens when the checkpoint is loaded on other numbers of ranks."""
+    said = []
+    for ranks in (1, 3):
+        contender = Contender(python, job | {"seed": 1}, ranks)
+        answer = contender.ask("load t0")
+        if "error" not in answer:
+            loss = contender.ask("train 1")["loss"]
+            off = abs(loss / expected - 1)
+            answer = {"said": f"next loss {'the same' if off < 1e-5 else f'off by {off:.1e}'}"}
+        contender.end()
+        said.append(f"{ranks} ranks: {answer.get('error', answer.get('said'))}")
+    return "; ".join(said)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gib", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peer-python", default=None)
+    parser.add_argument("--stage", type=int, default=2)
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--shape", default="6x512", help="blocks x width of the GPT")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=None)
-    arguments = parser.parse_args()
-    tensors = make_tensors(arguments.gib)
-    nbytes = sum(tensor.numel() * 4 for tensor in tensors.values())
-    folder = Path(tempfile.mkdtemp(dir=arguments.folder))
+    options = parser.parse_args()
+    layers, width = map(int, options.shape.split("x"))
+    pythons = {"ours": sys.executable}
+    if options.peer_python:
+        pythons["reference"] = options.peer_python
+    root = Path(tempfile.mkdtemp(dir=options.folder))
     try:
-        for name in ("raw", "torch.pt", "plain.safetensors"):
-            (folder / name).unlink(missing_ok=True)
-        table("save", measure(WRITES, tensors, folder, arguments.rounds), nbytes)
-        table("load", measure(READS, tensors, folder, arguments.rounds), nbytes)
-        seconds = stall(tensors, folder, arguments.rounds)
-        print(f"\nbackground save: training stands still for {seconds:.2f} s")
+        jobs = {
+            name: {
+                "seed": 0,
+                "shape": [layers, width],
+                "folder": str(root / name),
+                "config": configuration(options.stage, options.dtype),
+            }
+            for name in pythons
+        }
+        contenders = {n: Contender(pythons[n], job, SAVED_ON) for n, job in jobs.items()}
+        report(measure(contenders, options.rounds), options.stage)
+        parameters = 12 * layers * width**2 + layers * 9 * width + 2 * width + 256 * width
+        for name, contender in contenders.items():
+            contender.ask("load t0")
+            expected = contender.ask("train 1")["loss"]
+            contender.end()
+            over = bytes_below(root / name / "t0") / (12 * parameters) - 1
+            if contender.failure:
+                print(f"\n{name}: consolidation failed: {contender.failure}")
+            print(f"\n{name}: bytes on disk {over:+.2%} over 12 a parameter; ", end="", flush=True)
+            print(resized(pythons[name], jobs[name], expected), flush=True)
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(root)
 
 
 if __name__ == "__main__":
