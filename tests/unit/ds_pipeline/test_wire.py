@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_pipeline.errors import PipelineError
@@ -43,6 +43,7 @@ def same(left, right):
     return type(left) is type(right) and left == right
 
 
+@settings(deadline=None)
 @given(values)
 def test_what_is_unpacked_is_what_was_packed(value):
     layout, found = Layout.of(value)
