@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "linux_aio.hpp"
+#include "prefault.hpp"
 #include "uring.hpp"
 #include "worker.hpp"
 
@@ -46,6 +47,7 @@ public:
             // A forked child has this object but none of its threads.
             for (std::thread& thread : threads_) new std::thread(std::move(thread));
             threads_.clear();
+            prefault_.abandon();
             return;
         }
         {
@@ -55,6 +57,7 @@ public:
         wake_.notify_all();
         for (std::thread& thread : threads_) thread.join();
         threads_.clear();
+        prefault_.close();
     }
 
     bool alive_here() const { return process_ == ::getpid(); }
@@ -66,6 +69,7 @@ public:
 
     void submit(const std::shared_ptr<Job>& job) {
         if (job->finished()) return;
+        prefault_.begin(job);
         {
             std::lock_guard<std::mutex> lock(mutex_);
             waiting_.push_back(job);
@@ -229,6 +233,7 @@ private:
     bool stopping_ = false;
     std::atomic<size_t> num_flying_{0};
     std::vector<std::thread> threads_;
+    Prefault prefault_;
     std::mutex here_mutex_;
     std::unique_ptr<Worker> here_;
 };

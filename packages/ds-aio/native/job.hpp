@@ -1,6 +1,7 @@
 // One request: file ranges, the memory they go to or come from, and how far the work is.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -67,16 +68,28 @@ public:
         return last;
     }
     const std::vector<Range>& ranges() const { return ranges_; }
+    const std::vector<Segment>& segments() const { return segments_; }
+    // How many bytes have been given away; anybody may ask.
+    uint64_t taken() const { return taken_.load(std::memory_order_relaxed); }
 
     // Moves the cursor; the piece passed over is now somebody's to finish with `piece_done`.
     void advance(uint64_t length) {
         position_ += length;
+        taken_.fetch_add(length, std::memory_order_relaxed);
         walk(spot_, length, [](char*, uint64_t) {});
         skip_empty();
         std::lock_guard<std::mutex> lock(mutex_);
         ++outstanding_;
         if (exhausted()) all_taken_ = true;
     }
+
+    // Keeps the request from finishing, and so the memory from being let go, until `release`.
+    bool hold() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!finished_) ++outstanding_;
+        return !finished_;
+    }
+    void release() { piece_done(0, 0, false, 0); }
 
     void piece_done(uint64_t done, int error, bool ended, uint64_t at) {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -194,6 +207,7 @@ private:
     uint64_t total_ = 0;
     size_t range_ = 0;
     uint64_t position_ = 0;
+    std::atomic<uint64_t> taken_{0};
     Spot spot_;
 
     mutable std::mutex mutex_;

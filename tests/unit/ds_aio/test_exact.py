@@ -97,6 +97,15 @@ def test_large_requests_at_odd_places_are_exact(
         check_round_trip(engine, folder / "f", size=9_000_011, offset=offset, shift=shift)
 
 
+def test_memory_nobody_has_touched_is_filled(backend: str, tmp_path: Path) -> None:
+    data = random_bytes(40_000_003)
+    (tmp_path / "f").write_bytes(data.numpy().tobytes())
+    out = [torch.empty(30_000_000, dtype=torch.uint8), ds_aio.aligned_tensor((10_000_003,))]
+    with ds_aio.open(tmp_path / "f", options=Options(backend=backend)) as file:
+        file.read_into(out).wait()
+    assert torch.equal(torch.cat(out), data)
+
+
 def test_an_overlay_is_exact(backend: str, tmp_path: Path) -> None:
     for name in ("lower", "upper", "work", "merged"):
         (tmp_path / name).mkdir()

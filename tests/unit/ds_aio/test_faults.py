@@ -141,6 +141,15 @@ def test_device_errors_reach_python(backend: str, tmp_path: Path, number: int, w
     assert handle.sync_pread(data[:65536], str(tmp_path / "f")) == 1
 
 
+def test_a_large_read_that_fails_at_once_ends(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(bytes(40 << 20))
+    faults = Faults(fail_errno=errno.EIO, fail_offset=0)
+    with ds_aio.open(tmp_path / "f", options=Options(backend=backend, faults=faults)) as file:
+        transfer = file.read_into(torch.empty(40 << 20, dtype=torch.uint8))
+        with pytest.raises(TransferError):
+            transfer.wait()
+
+
 def test_the_first_error_is_raised_after_all_work_has_ended(backend: str, tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"12")
     handle = ds_aio.aio_handle(backend=backend)
