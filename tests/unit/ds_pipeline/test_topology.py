@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_core.errors import ConfigError
@@ -14,6 +14,7 @@ from ds_pipeline.topology import (
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_ranks_and_coordinates_are_inverse(dims):
     grid = ProcessTopology([f"axis{i}" for i in range(len(dims))], dims)
