@@ -1,4 +1,4 @@
-"""Small floats: error bounds, remainders, zeros, bad values, and one result on every path."""
+"""Small floats: error bounds, remainders, zeros, bad values, one result a path (case 10.3)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
+
+from ds_kernels import (
+    CPUSGD,
+    CPUAdagrad,
+    CPUAdam,
+    CPUAdamW,
+    CPULamb,
+    CPULion,
+    FusedAdam,
+    FusedLamb,
+    FusedLion,
+)
 
 from .oracles import CASES, give_grads, parameters, spread, worst
 
@@ -34,6 +48,45 @@ def test_100_steps_are_as_close_to_float64_as_torch_is(name: str, level: str) ->
         precise.step()
     assert worst(ours, exact) <= 10 * EPS
     assert spread(ours, exact) <= 1.05 * spread(theirs, exact)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam_l2", "adagrad", "lion"])
+def test_every_length_of_tail_is_followed(name: str, level: str) -> None:
+    """Case 5.2: sizes 1 to 33."""
+    values = [torch.randn(size) for size in range(1, 34)]
+    ours, exact = parameters(values, torch.float32), parameters(values, torch.float64)
+    optimizer, precise = CASES[name].pair(ours, exact)
+    for _ in range(10):
+        give_grads(ours, exact)
+        optimizer.step()
+        precise.step()
+    assert worst(ours, exact) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "shared"),
+    [
+        (CPUAdam, torch.optim.Adam, 6),
+        (CPUAdamW, torch.optim.AdamW, 6),
+        (CPUAdagrad, torch.optim.Adagrad, 6),
+        (CPUSGD, torch.optim.SGD, 6),
+        (FusedAdam, CPUAdam, 10),
+        (FusedLamb, CPULamb, 11),
+        (FusedLion, CPULion, 6),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_arguments_and_defaults_are_those_of_the_twin(
+    ours: type, theirs: type, shared: int
+) -> None:
+    """Case 5.2: torch's class, or the CPU's for the GPU's; `shared` arguments in the same order."""
+    given, wanted = (
+        [(p.name, p.default) for p in inspect.signature(kind).parameters.values()]
+        for kind in (ours, theirs)
+    )
+    assert given[:shared] == wanted[:shared]
+    both = dict(given).keys() & dict(wanted).keys()
+    assert {name: dict(given)[name] for name in both} == {n: dict(wanted)[n] for n in both}
 
 
 @pytest.mark.parametrize("name", ["adamw", "adagrad_decay", "sgd_nesterov", "lion", "lamb"])
