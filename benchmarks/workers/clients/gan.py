@@ -1,6 +1,6 @@
 """Two engines in one process, which train against each other: a GAN.
 
-As is: one backward for the judge, whose weights are frozen in the maker's turn. `--tutorial`: the
+As is: one backward for the judge, which in the maker's turn is its frozen module. `--tutorial`: the
 loop of the GAN tutorial, two backward passes for the judge, and the maker's runs through the
 judge's weights too. `--plain`: without any library.
 """
@@ -88,7 +88,7 @@ def main() -> None:
         judges.step()
         makes.zero_grad()
         judge.requires_grad_(args.tutorial)
-        verdict = judges(fake)
+        verdict = judges(fake) if args.tutorial else judge(fake)
         fooled = criterion(verdict, torch.ones_like(verdict))
         makes.backward(fooled)
         makes.step()
