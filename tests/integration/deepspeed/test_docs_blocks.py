@@ -88,7 +88,7 @@ def test_the_programs_of_a_page_run(page, tmp_path):
 
 @pytest.mark.slow
 def test_the_first_steps_run_as_they_stand(tmp_path):
-    assert run_ranks(walk, 1, WALKED, str(tmp_path), timeout=200)[0] >= 8
+    assert run_ranks(walk, 1, WALKED, str(tmp_path), timeout=400)[0] >= 8
     assert (tmp_path / "weights" / "model.safetensors").exists()
 
 
