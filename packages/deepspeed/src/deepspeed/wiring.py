@@ -367,8 +367,8 @@ def make_hooks(
         monitors=monitors,
         add_comm_observer=_add_observer_to(groups),
     )
-    for name in registry.offered("hooks"):
-        section = config.sections.get(name)
+    for name in registry.offered("hooks"):  # SECTION, or SECTION.WHAT where one makes several
+        section = config.sections.get(name.partition(".")[0])
         if section is None:
             continue
         hook = registry.load("hooks", name)(section, context)

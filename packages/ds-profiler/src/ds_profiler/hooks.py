@@ -68,15 +68,18 @@ def make_flops_hook(section: FlopsProfilerSection, context: Context) -> FlopsHoo
 def make_breakdown_hook(
     section: WallClockBreakdownSection, context: Context
 ) -> BreakdownHook | None:
-    """For section `wall_clock_breakdown`; the flops profiler sends the times to monitors, too."""
-    profiler = context.sections.get("flops_profiler")
-    profiled = profiler is not None and profiler.enabled and bool(context.monitors)
-    if not section.enabled and not profiled:
+    """For section `wall_clock_breakdown`."""
+    return _phase_times(context, log=context.rank == 0) if section.enabled else None
+
+
+def make_profiled_times_hook(
+    section: FlopsProfilerSection, context: Context
+) -> BreakdownHook | None:
+    """For section `flops_profiler`: the times of the phases for the monitors, without a log."""
+    breakdown = context.sections.get("wall_clock_breakdown")
+    if not section.enabled or not context.monitors or (breakdown and breakdown.enabled):
         return None
-    log = section.enabled and context.rank == 0
-    hook = BreakdownHook(clock_for(_device(context.module)), context.monitors, log=log)
-    hook.stop_watching = context.add_comm_observer(hook.times.on_comm)
-    return hook
+    return _phase_times(context, log=False)
 
 
 def make_comms_hook(section: CommsLoggerSection, context: Context) -> CommsHook | None:
@@ -273,6 +276,12 @@ class ThroughputHook:
         """End a step."""
         self._open = False
         self.timer.stop(global_step=True)
+
+
+def _phase_times(context: Context, *, log: bool) -> BreakdownHook:
+    hook = BreakdownHook(clock_for(_device(context.module)), context.monitors, log=log)
+    hook.stop_watching = context.add_comm_observer(hook.times.on_comm)
+    return hook
 
 
 def _device(module: nn.Module) -> torch.device:
