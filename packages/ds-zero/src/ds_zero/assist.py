@@ -25,7 +25,13 @@ Key = tuple[int, ...]
 """The parameters of one message, by their place in the table of all parameters."""
 
 PATIENCE = 0.03
-"""Seconds of waiting before a rank asks, or looks whether others ask."""
+"""Seconds of waiting before a rank looks whether others ask."""
+FIRST_ASK = 0.5
+"""Seconds before a rank asks; half as long with each time it had to ask for the same, or in a row.
+
+A rank that is merely late comes by itself, and its help would be one more gather; one that takes
+another branch does so again.
+"""
 _TICK, _IDLE = 0.01, 0.5
 
 
@@ -46,6 +52,8 @@ class Assistance:
         self._helping: list[Pending] = []
         self._wait: tuple[float, Key | None, int] | None = None
         self._asked: tuple[Key, int] | None = None
+        self._asks: Counter[Key] = Counter()
+        self._in_a_row = 0
         self._active = time.monotonic()
         self._stop = threading.Event()
         loop = _Loop(weakref.ref(self), self._stop)
@@ -69,6 +77,8 @@ class Assistance:
 
     def goes_on(self) -> None:
         """The main thread has got what it waited for."""
+        if self._wait is not None and self._wait[1] is not None and self._wait[1:] != self._asked:
+            self._in_a_row = 0
         self._wait = None
         self._active = time.monotonic()
 
@@ -80,19 +90,24 @@ class Assistance:
     def tick(self) -> None:
         """Ask or help if it is time to; called by the thread."""
         now, wait = time.monotonic(), self._wait
+        self._helping = [work for work in self._helping if not work.done()]  # frees their memory
         waited = wait is not None and now - wait[0] > PATIENCE
-        if wait is not None and waited and wait[1] is not None:
+        if wait is not None and wait[1] is not None and now - wait[0] > self._patience(wait[1]):
             self._ask(wait[1], wait[2])
         if waited or now - self._active > _IDLE:
             self._look()
 
+    def _patience(self, key: Key) -> float:
+        return max(PATIENCE, FIRST_ASK * 0.5 ** max(self._asks[key], self._in_a_row))
+
     def _ask(self, key: Key, number: int) -> None:
         if self._asked != (key, number):
             self._asked = (key, number)
+            self._asks[key] += 1
+            self._in_a_row += 1
             self._store.set(f"{self._prefix}/{self._comm.rank}", json.dumps([list(key), number]))
 
     def _look(self) -> None:
-        self._helping = [work for work in self._helping if not work.done()]
         for rank in range(self._comm.world_size):
             place = f"{self._prefix}/{rank}"
             if rank == self._comm.rank or not self._store.check([place]):
