@@ -19,8 +19,14 @@ Backend backend_named(const std::string& name) {
 // A request as Python holds it: keeps the memory alive, and never lets go of it while it is in use.
 class Handle {
 public:
-    Handle(std::shared_ptr<Job> job, py::object keep) : job_(std::move(job)), keep_(std::move(keep)) {}
+    Handle(std::shared_ptr<Job> job, py::object keep)
+        : job_(std::move(job)), keep_(std::move(keep)), process_(::getpid()) {}
     ~Handle() {
+        if (process_ != ::getpid()) {
+            // Nobody works on it in a forked child; whoever waited for it there would never return.
+            new std::shared_ptr<Job>(std::move(job_));
+            return;
+        }
         if (job_->finished()) return;
         py::gil_scoped_release unlocked;
         job_->wait();
@@ -49,7 +55,16 @@ private:
     }
     std::shared_ptr<Job> job_;
     py::object keep_;
+    const pid_t process_;
 };
+
+// A forked child has an engine but none of its threads: to destroy what they wait on would never end.
+struct InItsProcess {
+    void operator()(Engine* engine) const {
+        if (engine->alive_here()) delete engine;
+    }
+};
+using EngineHolder = std::unique_ptr<Engine, InItsProcess>;
 
 using Pairs = std::vector<std::pair<uint64_t, uint64_t>>;
 
@@ -151,15 +166,15 @@ PYBIND11_MODULE(_native, m) {
         .def("done", &Handle::done)
         .def("wait", &Handle::wait)
         .def("outcome", &Handle::outcome, "(bytes done, errno, file ended early, offset of the fault)");
-    py::class_<Engine>(m, "Engine")
+    py::class_<Engine, EngineHolder>(m, "Engine")
         .def(py::init([](const std::string& backend, uint64_t block_size, unsigned queue_depth,
                          bool single_submit, bool overlap_events, unsigned num_threads,
                          const Faults& faults) {
                  const Backend named = backend_named(backend);
                  py::gil_scoped_release release;
-                 return std::make_unique<Engine>(
+                 return EngineHolder(new Engine(
                      named,
-                     Settings{block_size, queue_depth, single_submit, overlap_events}, num_threads, faults);
+                     Settings{block_size, queue_depth, single_submit, overlap_events}, num_threads, faults));
              }),
              py::arg("backend"), py::kw_only(), py::arg("block_size"), py::arg("queue_depth"),
              py::arg("single_submit"), py::arg("overlap_events"), py::arg("num_threads"), py::arg("faults"))

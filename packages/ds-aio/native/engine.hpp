@@ -43,13 +43,8 @@ public:
 
     // Ends after the requests under way are done.
     void close() {
-        if (!alive_here()) {
-            // A forked child has this object but none of its threads.
-            for (std::thread& thread : threads_) new std::thread(std::move(thread));
-            threads_.clear();
-            prefault_.abandon();
-            return;
-        }
+        // A forked child has this object but none of its threads.
+        if (!alive_here()) return;
         {
             std::lock_guard<std::mutex> lock(mutex_);
             stopping_ = true;

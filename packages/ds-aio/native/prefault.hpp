@@ -40,10 +40,6 @@ public:
         wake_.notify_one();
         if (thread_.joinable()) thread_.join();
     }
-    // A forked child has this object but not its thread.
-    void abandon() {
-        if (thread_.joinable()) new std::thread(std::move(thread_));
-    }
 
 private:
     static constexpr uint64_t kWorthwhile = 16u << 20;

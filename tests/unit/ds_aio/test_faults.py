@@ -231,6 +231,23 @@ def test_a_failed_write_takes_back_the_length_it_added(backend: str, tmp_path: P
     assert (tmp_path / "f").stat().st_size < 1 << 20
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_forked_child_lets_go_of_an_engine_at_once(tmp_path: Path, busy: bool) -> None:
+    code = (
+        "import gc, os, torch, ds_aio, sys\n"
+        "data = torch.empty(64 << 20, dtype=torch.uint8).fill_(1)\n"
+        "f = ds_aio.open(sys.argv[1], 'w'); t = f.write(data)\n"
+        "if sys.argv[2] == 'False': t.wait()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    f._engine.close(); del f, t; gc.collect(); os._exit(0)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
+        "f.close(); assert os.path.getsize(sys.argv[1]) == 64 << 20\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "f"), str(busy)]
+    subprocess.run(command, check=True, timeout=60)
+
+
 def test_an_engine_is_not_used_across_a_fork(tmp_path: Path) -> None:
     code = (
         "import os, torch, ds_aio, sys\n"
