@@ -29,6 +29,8 @@ from torch import Tensor, nn
 
 SIZES = {"2": (4, 192, 2048), "20": (6, 448, 8192), "100": (12, 768, 16384)}
 LENGTH = 128
+PLAIN = ("alone", "ddp", "fsdp2")
+"""Rows without an engine; `alone` does not communicate: what the model itself costs."""
 
 
 class Block(nn.Module):
@@ -82,13 +84,13 @@ def config_of(kind: str, dtype: str, folder: str) -> dict[str, Any]:
 
 
 class Plain:
-    """DDP, or FSDP2 with each block sharded, under the engine's interface."""
+    """DDP, FSDP2 with each block sharded, or no communication, under the engine's interface."""
 
     def __init__(self, kind: str, model: nn.Module, dtype: str) -> None:
         self.model = model
         if kind == "ddp":
             self.model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        else:
+        elif kind == "fsdp2":
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
             low = torch.bfloat16 if dtype == "bf16" else None
@@ -98,7 +100,8 @@ class Plain:
             fully_shard(model, mp_policy=policy)
         self.params = list(model.parameters())
         self.optimizer = torch.optim.AdamW(self.params, lr=1e-4, weight_decay=0.1)
-        self.cast = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16" and kind == "ddp")
+        autocast = dtype == "bf16" and kind != "fsdp2"
+        self.cast = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
 
     def __call__(self, *args: Tensor) -> Tensor:
         with self.cast:
@@ -129,7 +132,7 @@ def work(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     layers, width, vocabulary = SIZES[options.size]
     kind = options.worker
-    if kind not in ("ddp", "fsdp2"):
+    if kind not in PLAIN:
         import deepspeed
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -138,7 +141,7 @@ def work(options: argparse.Namespace) -> None:
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     torch.manual_seed(0)
     model = GPT(layers, width, vocabulary)
-    if kind in ("ddp", "fsdp2"):
+    if kind in PLAIN:
         engine: Any = Plain(kind, model, options.dtype)
     else:
         config = config_of(kind, options.dtype, options.folder)
@@ -227,7 +230,7 @@ class Contender:
 
 
 STAGES = ["0", "1", "2", "3", "1-cpu", "2-cpu", "3-cpu", "3-nvme"]
-ROWS = ["ddp", "fsdp2", *(f"{who}-{kind}" for kind in STAGES for who in ("peer", "ours"))]
+ROWS = [*PLAIN, *(f"{who}-{kind}" for kind in STAGES for who in ("peer", "ours"))]
 
 
 def main() -> None:
@@ -254,8 +257,11 @@ def main() -> None:
             who, _, stage = row.partition("-")
             python = options.peer_python if who == "peer" else sys.executable
             port = 29000 + (os.getpid() * 31 + index) % 2000
-            contenders[row] = Contender(python, stage or who, options, port)
-            print(f"{row} is ready after {time.monotonic() - begin:.0f} s", file=sys.stderr)
+            try:
+                contenders[row] = Contender(python, stage or who, options, port)
+            except RuntimeError as error:
+                print(f"{row} is left out: {error}", file=sys.stderr)
+            print(f"{row}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
         for step in range(options.steps):
             if step > options.skip and time.monotonic() - begin > options.seconds:
                 break
@@ -264,6 +270,11 @@ def main() -> None:
         for contender in contenders.values():
             contender.end()
     report(contenders, options)
+    if "ours-3-cpu" in contenders and "ours-3-nvme" in contenders:
+        same = contenders["ours-3-cpu"].losses == contenders["ours-3-nvme"].losses
+        print(
+            f"\nLosses of ours 3-cpu and 3-nvme are {'equal' if same else 'NOT equal'} in all bits."
+        )
 
 
 def report(contenders: dict[str, Contender], options: argparse.Namespace) -> None:
