@@ -82,7 +82,6 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--from_json", action="store_true", help="optimizer and schedule too")
     parser.add_argument("--from_pretrained", action="store_true", help="zero.Init at stage 3")
-    parser.add_argument("--resume", action="store_true", help="save half way, go on from there")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         chosen = arguments(os.environ.get("SCRATCH", scratch), args)  # before the model is made
@@ -91,15 +90,9 @@ def main() -> None:
             model.save_pretrained(scratch)
             model = AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32)
         trainer = make_trainer(model, chosen)
-        if args.resume:
-            chosen.save_strategy, chosen.save_steps = "steps", args.steps // 2
         trainer.train()
-        curve = logged(trainer, "loss")
-        if args.resume:
-            again = make_trainer(llama(), chosen)
-            again.train(resume_from_checkpoint=f"{chosen.output_dir}/checkpoint-{args.steps // 2}")
-            curve += logged(again, "loss")[args.steps // 2 :]
-    answer(curve, norms=logged(trainer, "grad_norm"), rates=logged(trainer, "learning_rate"))
+    losses = logged(trainer, "loss")
+    answer(losses, norms=logged(trainer, "grad_norm"), rates=logged(trainer, "learning_rate"))
 
 
 def make_trainer(model: Any, chosen: TrainingArguments) -> Trainer:
