@@ -267,6 +267,7 @@ def main() -> None:
                 break
             for contender in contenders.values():
                 contender.step()
+            print(f"step {step}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
         for contender in contenders.values():
             contender.end()
     report(contenders, options)
