@@ -16,7 +16,6 @@ from torch import Tensor
 from ds_aio.engine import Engine, Options
 from ds_aio.errors import transfer_error
 from ds_aio.files import File
-from ds_aio.memory import aligned_tensor
 from ds_aio.safetensors_header import (
     LONGEST_HEADER,
     Entry,
@@ -31,8 +30,6 @@ from ds_aio.transfer import Transfer
 # Tensors that must be copied before they can be written are copied in windows of this size, two of
 # which may be in memory at once.
 WINDOW_BYTES = 32 << 20
-# Larger tensors get memory of their own that suits direct I/O; smaller ones are copied into place.
-OWN_MEMORY_BYTES = 1 << 20
 
 
 def save(
@@ -90,7 +87,8 @@ def load(
     with Engine(options) as engine, File(path, "r", engine, owned=False) as file:
         layout = _read_layout(file)
         wanted = _choose(layout.entries, names, file.path)
-        tensors = {entry.name: _room_for(entry, torch.device(device)) for entry in wanted}
+        # torch's memory, copied into: its small pages come sooner than huge ones nobody has held
+        tensors = {e.name: torch.empty(e.shape, dtype=e.dtype, device=device) for e in wanted}
         if torch.device(device).type == "cpu":
             runs = _adjoining(wanted)
             file.read_into_many([([tensors[e.name] for e in run], run[0].start) for run in runs])
@@ -189,13 +187,6 @@ def _choose(
     if missing:
         raise KeyError(f"{path!r} has no tensor called {', '.join(sorted(missing))}")
     return tuple(entry for entry in entries if entry.name in chosen)
-
-
-def _room_for(entry: Entry, device: torch.device) -> Tensor:
-    own = entry.nbytes >= OWN_MEMORY_BYTES and entry.start % entry.dtype.itemsize == 0
-    if device.type == "cpu" and own:
-        return aligned_tensor(entry.shape, entry.dtype, phase=entry.start)
-    return torch.empty(entry.shape, dtype=entry.dtype, device=device)
 
 
 def _adjoining(entries: tuple[Entry, ...]) -> list[list[Entry]]:
