@@ -29,9 +29,14 @@ class Place:
         self._width = share(self._fact.numel, rows) if rows else 0
 
     def copy(self, flat: Tensor, grad: Tensor) -> None:
-        """Write `grad` to its place in `flat`."""
+        """Write `grad` to its place in `flat`, and zeros to the padding there."""
         for target, source in self._parts(flat, grad):
             target.copy_(source)
+        if self._fact.numel < self._rows * self._width:
+            full, rest = divmod(self._fact.numel, self._width)
+            columns = flat.view(self._rows, -1)[full:, self._offset : self._offset + self._width]
+            columns[0, rest:].zero_()
+            columns[1:].zero_()
 
     def add(self, flat: Tensor, grad: Tensor) -> None:
         """Add `grad` to its place in `flat`."""
@@ -254,7 +259,8 @@ class ShardedGradients:
     def _flat(self, unit: Unit, flow: _Flow) -> Tensor:
         if flow.flat is None:
             size = unit.share * self._exchange.world_size
-            flow.flat = torch.zeros(size, dtype=unit.accumulate, device=unit.device)
+            flow.flat = torch.empty(size, dtype=unit.accumulate, device=unit.device)
+            flow.flat[sum(fact.numel for fact in unit.facts) :].zero_()  # padding, laid end to end
         return flow.flat
 
     def _count(self, param: nn.Parameter, flow: _Flow) -> None:
