@@ -25,7 +25,8 @@ PACKAGES = [name for name in ORDER if (ROOT / "packages" / name / "pyproject.tom
 BUILD = ["hatchling", "editables", "scikit-build-core", "pybind11", "cmake", "ninja"]
 RUNTIME = ["torch", "numpy", "safetensors", "pydantic", "tqdm", "rich"]
 EXTRAS = ["tensorboard", "matplotlib", "psutil", "setuptools", "triton", "wandb", "comet_ml"]
-TESTING = ["pytest", "pytest-timeout", "hypothesis"]
+TESTING = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis"]
+SIDE_BY_SIDE = ["-n", "2", "--dist", "loadfile"]
 CHECKING = ["ruff", "mypy", "import-linter"]
 DOCS = ["mkdocs", "mkdocs-material", "mkdocstrings[python]", "ruff"]
 NEEDS = {
@@ -93,7 +94,7 @@ def quickstart(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All tests that need no accelerator: unit, contract, integration."""
     prepare(session)
-    pytest(session, "-m", "not gpu", paths=["tests"])
+    pytest(session, *SIDE_BY_SIDE, "-m", "not gpu", paths=["tests"])
 
 
 @nox.session(venv_backend="none")
