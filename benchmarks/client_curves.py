@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "workers" / "clients"
-TOLERANCE = {"fp32": 5e-4, "bf16": 2e-2, "fp16": 2e-2}
+TOLERANCE = {"fp32": 2e-4, "bf16": 2e-2, "fp16": 2e-2}
 RANKS = 2
 
 
