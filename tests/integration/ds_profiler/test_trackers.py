@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import zipfile
 from pathlib import Path
 
@@ -27,6 +28,9 @@ def test_wandb_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert monitor.run.summary["Train/Samples/lr"] == 1e-3
     monitor.close()
     (written,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    deadline = time.monotonic() + 60  # wandb's service may write after `finish` has returned
+    while b"Train/Samples/loss" not in written.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert b"Train/Samples/loss" in written.read_bytes()
 
 
