@@ -170,3 +170,35 @@ def test_lamb_reports_its_trust_ratios() -> None:
         param.grad = torch.ones(10)
     optimizer.step()
     assert optimizer.get_lamb_coeffs() == pytest.approx([3.0, 1.0], rel=1e-5)
+
+
+def test_a_backward_pass_that_needs_values_from_before_the_step_is_refused() -> None:
+    weight, copy = torch.nn.Parameter(torch.ones(3)), torch.ones(3)
+    loss = (weight * weight * copy).sum()
+    loss.backward(retain_graph=True)
+    CPUSGD([weight]).step(out={weight: copy})
+    assert copy._version == 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_lazily_negated_gradients_count_with_their_sign() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    weight.grad = torch._neg_view(torch.ones(3))
+    CPUSGD([weight], lr=1.0).step()
+    assert torch.equal(weight, torch.ones(3))
+
+
+def test_steps_are_counted_whatever_the_default_dtype_and_device() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    optimizer = CPUAdam([weight])
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    count = optimizer.state[weight]["step"]
+    assert (count.device.type, count.dtype) == ("cpu", torch.float32)

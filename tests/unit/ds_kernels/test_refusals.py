@@ -21,6 +21,18 @@ def freed() -> Tensor:
     return tensor
 
 
+class Elsewhere(Tensor):
+    """A tensor without memory of its own, as a DTensor or FakeTensor is."""
+
+    @staticmethod
+    def __new__(cls, size: int) -> Elsewhere:
+        return Tensor._make_wrapper_subclass(cls, (size,), dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+
 BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
     "size": (lambda: torch.ones(5), "has 5 elements; its parameter has 4"),
     "strides": (lambda: torch.ones(8)[::2], "is not contiguous"),
@@ -28,6 +40,8 @@ BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
     "dtype": (lambda: torch.ones(4, dtype=torch.float64), "has dtype torch.float64"),
     "layout": (lambda: torch.ones(4).to_sparse(), ".*only strided"),
     "freed": (freed, "has been freed"),
+    "subclass": (lambda: Elsewhere(4), "is a Elsewhere, whose elements lie elsewhere"),
+    "negated": (lambda: torch._neg_view(torch.ones(4)), "is lazily negated"),
 }
 
 
@@ -69,6 +83,16 @@ def test_an_optimizer_names_the_parameter() -> None:
     assert int(optimizer.state[param]["step"]) == 0
 
 
+def test_one_bad_parameter_keeps_all_groups_as_they_are() -> None:
+    good, bad = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4).double())
+    good.grad, bad.grad = torch.ones(4), torch.ones(4).double()
+    optimizer = CPUAdam([{"params": [good]}, {"params": [bad]}])
+    with pytest.raises(TensorError, match="parameter 0 of group 1"):
+        optimizer.step()
+    assert torch.equal(good, torch.ones(4))
+    assert int(optimizer.state[good]["step"]) == 0
+
+
 def test_sparse_gradients_are_refused() -> None:
     param = torch.nn.Parameter(torch.ones(4))
     param.grad = torch.ones(4).to_sparse()
@@ -80,6 +104,7 @@ def test_sparse_gradients_are_refused() -> None:
     ("make", "message"),
     [
         (lambda p: CPUAdam(p, amsgrad=True), "amsgrad is not offered"),
+        (lambda p: CPUAdam([{"params": p, "amsgrad": True}]), "amsgrad is not offered"),
         (lambda p: CPUAdam(p, lr=-1.0), "lr is -1.0"),
         (lambda p: CPUAdam(p, betas=(0.9, 1.0)), "betas"),
         (lambda p: CPUAdam(p, state_dtype=torch.int8), "state_dtype is torch.int8"),

@@ -59,6 +59,10 @@ class Backend:
         """
         for lane in lanes:
             check(lane)
+        return self.run_checked(formula, lanes)
+
+    def run_checked(self, formula: Formula, lanes: Sequence[Lane]) -> list[float]:
+        """`run` for lanes that have passed `check`."""
         if not self.is_native:
             return [reference.update(formula, lane) for lane in lanes]
         call = getattr(load_native(), _NATIVE_NAMES[type(formula)])

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ds_kernels.lanes import Lane
+from ds_kernels.lanes import Lane, tensors
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def aligned_views(lanes: list[Lane]) -> Iterator[list[Lane]]:
     flat: list[Lane] = []
     back: list[tuple[Tensor, Tensor]] = []
     for lane in lanes:
-        if not _is_strided(lane) or all(t.is_contiguous() for t in _tensors(lane)):
+        if not _is_strided(lane) or all(t.is_contiguous() for t in tensors(lane)):
             flat.append(lane)
             continue
         viewed = _in_memory_order(lane)
@@ -30,18 +30,13 @@ def aligned_views(lanes: list[Lane]) -> Iterator[list[Lane]]:
             viewed = _copied(lane)
             back += [
                 (target, source)
-                for target, source in zip(_tensors(lane), _tensors(viewed), strict=True)
+                for target, source in zip(tensors(lane), tensors(viewed), strict=True)
                 if target is not lane.grad and target is not source
             ]
         flat.append(viewed)
     yield flat
     for target, source in back:
         target.copy_(source.view(target.shape))
-
-
-def _tensors(lane: Lane) -> list[Tensor]:
-    extra = [] if lane.out is None else [lane.out]
-    return [lane.param, lane.grad, *lane.states, *extra]
 
 
 def _is_strided(lane: Lane) -> bool:
@@ -51,28 +46,28 @@ def _is_strided(lane: Lane) -> bool:
         and t.device == lane.param.device
         and t.shape == lane.param.shape
         and t.untyped_storage().nbytes() > 0
-        for t in _tensors(lane)
+        for t in tensors(lane)
     )
 
 
 def _in_memory_order(lane: Lane) -> Lane | None:
     strides = lane.param.stride()
     order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
-    moved = [tensor.permute(order) for tensor in _tensors(lane)]
+    moved = [tensor.permute(order) for tensor in tensors(lane)]
     if not all(tensor.is_contiguous() for tensor in moved):
         return None
     return _rebuilt(lane, moved)
 
 
 def _copied(lane: Lane) -> Lane:
-    return _rebuilt(lane, [tensor.contiguous() for tensor in _tensors(lane)])
+    return _rebuilt(lane, [tensor.contiguous() for tensor in tensors(lane)])
 
 
-def _rebuilt(lane: Lane, tensors: list[Tensor]) -> Lane:
+def _rebuilt(lane: Lane, parts: list[Tensor]) -> Lane:
     count = len(lane.states)
     return lane._replace(
-        param=tensors[0],
-        grad=tensors[1],
-        states=tuple(tensors[2 : 2 + count]),
-        out=None if lane.out is None else tensors[-1],
+        param=parts[0],
+        grad=parts[1],
+        states=tuple(parts[2 : 2 + count]),
+        out=None if lane.out is None else parts[-1],
     )

@@ -26,6 +26,10 @@ TRITON_DEVICES = ("cuda", "xpu")
 class AnyDevice(KernelOptimizer):
     """Mix-in that routes a step by the device of each parameter."""
 
+    def _check(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            check(lane, lane.param.device)
+
     def _apply(self, formula: Formula, lanes: list[Lane]) -> list[float | Tensor]:
         by_device: dict[torch.device, list[int]] = {}
         for index, lane in enumerate(lanes):
@@ -49,8 +53,6 @@ def run(formula: Formula, lanes: list[Lane]) -> list[float | Tensor]:
     device = lanes[0].param.device
     if uses_triton(device):
         return list(importlib.import_module("ds_kernels.triton_kernels").run(formula, lanes))
-    for lane in lanes:
-        check(lane, device)
     return reference.update_many(formula, lanes)
 
 

@@ -35,12 +35,21 @@ class Lane(NamedTuple):
     state_names: tuple[str, ...]
 
 
+def tensors(lane: Lane) -> list[Tensor]:
+    """All tensors of a lane."""
+    extra = [] if lane.out is None else [lane.out]
+    return [lane.param, lane.grad, *lane.states, *extra]
+
+
 def check_usable(
     tensor: Tensor, role: str, label: object, count: int, device: torch.device = CPU
 ) -> None:
     """Raise unless `tensor` is `count` live, contiguous elements of a known dtype on `device`."""
     problem = ""
-    if tensor.layout is not torch.strided:
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        kind = type(tensor).__name__
+        problem = f"is a {kind}, whose elements lie elsewhere; step the tensors inside of it"
+    elif tensor.layout is not torch.strided:
         problem = f"is {tensor.layout}; only strided (dense) tensors can be stepped"
     elif tensor.device != device:
         problem = f"is on {tensor.device}; it must be on {device}"
@@ -54,6 +63,8 @@ def check_usable(
             f"is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()}); "
             "pass .contiguous() memory"
         )
+    elif tensor.is_neg():
+        problem = "is lazily negated; pass .resolve_neg() memory"
     elif count and tensor.untyped_storage().nbytes() < _end_of(tensor, count):
         problem = "has been freed: its storage no longer holds its elements"
     if problem:

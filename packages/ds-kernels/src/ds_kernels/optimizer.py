@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ds_kernels import backend
 from ds_kernels.dense import aligned_views
 from ds_kernels.errors import OptionError, TensorError
 from ds_kernels.formulas import Formula, Rule
-from ds_kernels.lanes import DTYPE_CODES, Lane
+from ds_kernels.lanes import DTYPE_CODES, Lane, check
 from ds_kernels.memory import HugePages, zeros_beside
 
 Params = Iterable[Any]  # tensors, (name, tensor) pairs or groups: torch accepts all three
@@ -49,7 +51,7 @@ class KernelOptimizer(torch.optim.Optimizer):
         grad_scale: float = 1.0,
         out: Outs | None = None,
     ) -> Any:
-        """Update every parameter that has a gradient.
+        """Update every parameter that has a gradient, or none if one of them cannot be.
 
         Args:
             closure: re-evaluates the model and returns the loss.
@@ -61,35 +63,54 @@ class KernelOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        outs = self._outs(out)
+        batches = self._batches(self._outs(out), grad_scale)
         self._ratios = []
+        with ExitStack() as views:
+            flats = [views.enter_context(aligned_views(lanes)) for _, lanes in batches]
+            for flat in flats:
+                self._check(flat)
+            for (formula, lanes), flat in zip(batches, flats, strict=True):
+                self._ratios += self._apply(formula, flat)
+                for lane in lanes:
+                    self.state[lane.param]["step"] += 1
+                    _mark_changed(lane)
+        return loss
+
+    def _batches(
+        self, outs: Mapping[Tensor, Tensor], grad_scale: float
+    ) -> list[tuple[Formula, list[Lane]]]:
+        """What can be stepped in one call: parameters of a group that took as many steps."""
+        batches = []
         for index, group in enumerate(self.param_groups):
-            batches: dict[int, list[Lane]] = {}  # parameters may have taken different step counts
+            by_count: dict[int, list[Lane]] = {}
             for position, param in enumerate(group["params"]):
                 if param.grad is not None:
                     lane = self._lane(Label(self, index, position), param, group, outs.get(param))
-                    batches.setdefault(int(self.state[param]["step"]) + 1, []).append(lane)
-            for count, lanes in batches.items():
-                self._ratios += self._apply(self.rule.scalars(group, count, grad_scale), lanes)
-                for lane in lanes:
-                    self.state[lane.param]["step"] += 1
-        return loss
+                    by_count.setdefault(int(self.state[param]["step"]) + 1, []).append(lane)
+            for count, lanes in by_count.items():
+                batches.append((self.rule.scalars(group, count, grad_scale), lanes))
+        return batches
+
+    def _check(self, lanes: list[Lane]) -> None:
+        for lane in lanes:
+            check(lane)
 
     def _apply(self, formula: Formula, lanes: list[Lane]) -> list[float | Tensor]:
-        with aligned_views(lanes) as flat:
-            ratios = backend.select().run(formula, flat)
-            self._pages.settle(flat)
+        ratios = backend.select().run_checked(formula, lanes)
+        self._pages.settle(lanes)
         return [*ratios]
 
     def _lane(self, label: Label, param: Tensor, group: dict[str, Any], out: Tensor | None) -> Lane:
         state = self.state[param]
-        state.setdefault("step", torch.tensor(0.0))
+        if "step" not in state:
+            state["step"] = _step_count(0)
         names = self._state_names(group)
         for name in names:
             if name not in state:
                 state[name] = self._new_state(name, param, group)
         assert param.grad is not None
-        return Lane(param, param.grad, tuple(state[name] for name in names), out, label, names)
+        grad = param.grad.resolve_neg()
+        return Lane(param, grad, tuple(state[name] for name in names), out, label, names)
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         return self.rule.state_names
@@ -107,6 +128,11 @@ class KernelOptimizer(torch.optim.Optimizer):
             raise TensorError(f"out has {len(out)} tensors; the optimizer has {len(params)}")
         return {p: copy for p, copy in zip(params, out, strict=True) if copy is not None}
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with options of their own if they have any."""
+        refuse_amsgrad(param_group.get("amsgrad", False))
+        super().add_param_group(param_group)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this optimizer or of torch's of the same algorithm.
 
@@ -122,7 +148,7 @@ class KernelOptimizer(torch.optim.Optimizer):
                     state = self.state[param]
                     state[name] = saved[name].to(param.device, self.state_dtype, copy=True)
                     # torch's SGD counts no steps: with a buffer it is past the first.
-                    state["step"] = torch.tensor(float(saved.get("step", 1.0)))
+                    state["step"] = _step_count(saved.get("step", 1.0))
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"state_dtype": self.state_dtype, "_ratios": self._ratios}
@@ -150,6 +176,18 @@ class Label(NamedTuple):
         if names:
             return f"parameter '{names[self.position]}' {shape}"
         return f"parameter {self.position} of group {self.group} {shape}"
+
+
+def _step_count(count: float) -> Tensor:
+    # Whatever torch's default device and dtype are: bfloat16 cannot count past 256.
+    return torch.tensor(float(count), dtype=torch.float32, device="cpu")
+
+
+def _mark_changed(lane: Lane) -> None:
+    """Tells autograd, so that a backward pass that still needs the old values is refused."""
+    for tensor in (lane.param, lane.out):
+        if tensor is not None and not tensor.is_inference():
+            increment_version(tensor)
 
 
 def check_hyper(**values: Any) -> None:
