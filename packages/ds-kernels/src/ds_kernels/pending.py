@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from ds_kernels.backend import Backend, load_native
+from ds_kernels.errors import BackendError
 from ds_kernels.formulas import Formula
-from ds_kernels.lanes import Lane
+from ds_kernels.lanes import Lane, tensors
 
 if TYPE_CHECKING:
     from ds_kernels._native import Queue, Ticket
 
 
 class PendingStep:
-    """A step in flight. Keeps its tensors alive; leave them alone until `wait` returns."""
+    """A step in flight. Keeps its memory alive; leave it alone until `wait` returns."""
 
-    def __init__(self, ticket: Ticket | None, lanes: Sequence[Lane]) -> None:
+    def __init__(self, ticket: Ticket | None, memory: Sequence[torch.UntypedStorage]) -> None:
         self._ticket = ticket
-        self._lanes = lanes
+        self._memory = memory
+        self._process = os.getpid()
 
     def wait(self) -> None:
-        """Block until the step is done; may be called again."""
+        """Block until the step is done; may be called again.
+
+        Raises:
+            BackendError: the step was under way when this process was forked, and stays so.
+        """
         if self._ticket is not None:
+            if self._is_elsewhere():
+                raise BackendError("this step runs in the process that forked this one")
             self._ticket.wait()
-        self._ticket, self._lanes = None, ()
+        self._ticket, self._memory = None, ()
 
     def done(self) -> bool:
         """True once `wait` would not block."""
@@ -32,7 +43,11 @@ class PendingStep:
 
     def __del__(self) -> None:
         # Freed memory must not be written: a handle that is dropped waits first.
-        self.wait()
+        if not self._is_elsewhere():
+            self.wait()
+
+    def _is_elsewhere(self) -> bool:
+        return not self.done() and os.getpid() != self._process
 
 
 class StepQueue:
@@ -52,4 +67,6 @@ class StepQueue:
             return PendingStep(None, ())
         if self._queue is None:
             self._queue = load_native().Queue()
-        return PendingStep(backend.submit(formula, lanes, self._queue), lanes)
+        ticket = backend.submit(formula, lanes, self._queue)
+        # Not the tensors: one may be given other memory (`tensor.data = ...`) in the meantime.
+        return PendingStep(ticket, [t.untyped_storage() for lane in lanes for t in tensors(lane)])

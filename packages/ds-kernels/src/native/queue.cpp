@@ -22,41 +22,45 @@ void Ticket::finish() {
   changed_.notify_all();
 }
 
-bool Queue::is_mine() const { return owner_ == getpid(); }
-
 Queue::~Queue() {
-  if (thread_.joinable() && !is_mine()) {
-    thread_.detach();
-    return;
-  }
+  // In a forked child there is nobody to end, and to destroy what a thread waited on never ends.
+  if (!line_ || owner_ != getpid()) return;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    closing_ = true;
+    std::lock_guard<std::mutex> lock(line_->mutex);
+    line_->closing = true;
   }
-  changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  line_->changed.notify_all();
+  line_->thread.join();
+  delete line_;
 }
 
 std::shared_ptr<Ticket> Queue::submit(std::function<void()> work) {
   auto ticket = std::make_shared<Ticket>();
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (thread_.joinable() && !is_mine()) thread_.detach();
-  if (!thread_.joinable()) {
-    thread_ = std::thread([this] { serve(); });
-    owner_ = getpid();
-  }
-  items_.push_back({std::move(work), ticket});
-  changed_.notify_all();
+  Line& to = line();
+  std::lock_guard<std::mutex> lock(to.mutex);
+  to.items.push_back({std::move(work), ticket});
+  to.changed.notify_all();
   return ticket;
 }
 
-void Queue::serve() {
-  std::unique_lock<std::mutex> lock(mutex_);
+Queue::Line& Queue::line() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!line_ || owner_ != getpid()) {
+    auto fresh = std::make_unique<Line>();
+    fresh->thread = std::thread([line = fresh.get()] { line->serve(); });
+    line_ = fresh.release();
+    owner_ = getpid();
+  }
+  return *line_;
+}
+
+void Queue::Line::serve() {
+  std::unique_lock<std::mutex> lock(mutex);
   for (;;) {
-    changed_.wait(lock, [this] { return closing_ || !items_.empty(); });
-    if (items_.empty()) return;
-    Item item = std::move(items_.front());
-    items_.pop_front();
+    changed.wait(lock, [this] { return closing || !items.empty(); });
+    if (items.empty()) return;
+    Item item = std::move(items.front());
+    items.pop_front();
     lock.unlock();
     item.work();
     item.ticket->finish();

@@ -26,6 +26,7 @@ class Ticket {
 };
 
 // The thread starts with the first piece and ends with the queue, which first finishes what it has.
+// A forked child has the queue but not its thread, nor what that thread holds: it starts anew.
 class Queue {
  public:
   Queue() = default;
@@ -36,19 +37,24 @@ class Queue {
   std::shared_ptr<Ticket> submit(std::function<void()> work);
 
  private:
-  bool is_mine() const;
   struct Item {
     std::function<void()> work;
     std::shared_ptr<Ticket> ticket;
   };
-  void serve();
+  struct Line {
+    void serve();
+
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<Item> items;
+    bool closing = false;
+    std::thread thread;
+  };
+  Line& line();
 
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Item> items_;
-  bool closing_ = false;
-  std::thread thread_;
-  int owner_ = 0;  // the process that started the thread: a forked child has none
+  Line* line_ = nullptr;
+  int owner_ = 0;  // the process of the line
 };
 
 }  // namespace ds
