@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from ds_pipeline import LayerSpec, PipelineModule
+from ds_pipeline import LayerSpec, PipelineModule, links
+from ds_pipeline.shared_memory import Outbox
 from support.pipelines import Case, Whole, engine_over
 from support.ranks import run_ranks
 
@@ -80,8 +82,27 @@ def batch(step, rows):
     return torch.randn(rows, WIDTH, generator=generator), torch.zeros(rows, WIDTH)
 
 
-def losses_in_pipeline(name, stages, sizes):
+class FullNowAndThen(Outbox):
+    """Has no room for every second message."""
+
+    calls = 0
+
+    def place(self, size):
+        self.calls += 1
+        return super().place(size) if self.calls % 2 else None
+
+
+def travel(way):
+    """Let messages take a way in this process."""
+    if way == "group":
+        links.sharing_processes = lambda comm, *, willing: [None] * comm.world_size
+    if way == "both":
+        links.Outbox = FullNowAndThen
+
+
+def losses_in_pipeline(name, stages, sizes, way="shared memory"):
     """One loss a step, each step with micro-batches of its own size."""
+    travel(way)
     layers = LAYERS[name]()
     module = PipelineModule(
         layers, stages, loss_fn=mse, seed_layers=True, partition_method="uniform"
@@ -108,11 +129,12 @@ def losses_alone(name, sizes):
     return losses
 
 
-def test_tuples_of_all_kinds_cross_two_and_three_stages():
+@pytest.mark.parametrize("way", ["shared memory", "group", "both"])
+def test_tuples_of_all_kinds_cross_two_and_three_stages(way):
     sizes = [3, 3, 5, 2]
     expected = torch.tensor(losses_alone("tuples", sizes))
     for stages in (2, 3):
-        for losses in run_ranks(losses_in_pipeline, stages, "tuples", stages, sizes):
+        for losses in run_ranks(losses_in_pipeline, stages, "tuples", stages, sizes, way):
             torch.testing.assert_close(torch.tensor(losses), expected, rtol=1e-6, atol=1e-6)
 
 

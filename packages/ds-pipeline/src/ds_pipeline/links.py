@@ -12,6 +12,7 @@ from ds_core.comm import Communicator
 from ds_pipeline.faults import FaultBoard
 from ds_pipeline.instructions import PipeInstruction, SendActivation, SendGrad
 from ds_pipeline.module import PipelineModule
+from ds_pipeline.shared_memory import Inbox, Outbox, sharing_processes
 from ds_pipeline.transport import Address, Incoming, Neighbour, Outgoing
 
 
@@ -41,10 +42,14 @@ class Links:
         limit = (2 + self._chunks) * self._stages + 4
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, Incoming] = {}
+        on_host = device.type == "cpu" and comm.device.type == "cpu"
+        processes = sharing_processes(comm, willing=on_host)
         for stage in sorted(stages):
-            other = Neighbour(stage, comm.global_rank(stage))
-            self._out[stage] = Outgoing(comm, other, faults, limit=limit)
-            self._in[stage] = Incoming(comm, other, faults, device)
+            other, process = Neighbour(stage, comm.global_rank(stage)), processes[stage]
+            slots = self._stages + 2
+            outbox, inbox = (Outbox(slots), Inbox(process, slots)) if process else (None, None)
+            self._out[stage] = Outgoing(comm, other, faults, limit=limit, outbox=outbox)
+            self._in[stage] = Incoming(comm, other, faults, device, inbox=inbox)
 
     def begin(self, plans: Callable[[int], Sequence[PipeInstruction]], training: bool) -> None:
         """A pass begins in which stages do as planned."""
@@ -95,6 +100,8 @@ class Links:
 
     def close(self) -> None:
         """Let go of the lines."""
+        for line in self._out.values():
+            line.close()
         self._out.clear()
         self._in.clear()
 

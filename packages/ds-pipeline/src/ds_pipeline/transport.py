@@ -2,13 +2,14 @@
 
 A message is one flat buffer. Its layout (shapes, dtypes, what needs a gradient, plain values) is
 described only when it differs from the last one in the same lane, so a run with fixed shapes sends
-one buffer a value and can wait for it before it is asked for.
+one buffer a value and can wait for it before it is asked for. Between processes of one machine the
+buffer lies in memory that both share, and only a notice of where it lies is sent.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,14 @@ from torch import Tensor
 from ds_core.comm import Communicator
 from ds_pipeline.errors import PipelineError
 from ds_pipeline.faults import FaultBoard
-from ds_pipeline.wire import EMPTY, Layout, Message, get_word, set_word
+from ds_pipeline.shared_memory import Inbox, Outbox, Ticket
+from ds_pipeline.wire import EMPTY, WORD, Layout, Message, get_word, set_word
+
+NOWHERE: Ticket = (0, 0, -1)
+"""The place of a message that comes by itself, after its notice."""
+
+NOTICE = 4 * WORD
+"""Bytes of a notice: a `Ticket`, and the last word as in any message."""
 
 Address = tuple[str, int]
 """Lane (what kind of value, for which place) and number of the micro-batch."""
@@ -42,12 +50,20 @@ class Outgoing:
     Args:
         comm: the group of the pipeline.
         limit: messages that may be under way; beyond it the oldest is waited for.
+        outbox: memory that the neighbour shares, if it does.
     """
 
     def __init__(
-        self, comm: Communicator, to: Neighbour, faults: FaultBoard, *, limit: int
+        self,
+        comm: Communicator,
+        to: Neighbour,
+        faults: FaultBoard,
+        *,
+        limit: int,
+        outbox: Outbox | None = None,
     ) -> None:
         self._comm, self._to, self._faults, self._limit = comm, to, faults, limit
+        self._outbox = outbox
         self._lanes: dict[str, Layout] = {}
         self._spare: dict[str, list[Message]] = {}
         self._pending: deque[tuple[dist.Work, Tensor | Message, Address]] = deque()
@@ -60,14 +76,28 @@ class Outgoing:
         layout, tensors = Layout.of(value, before)
         if layout is not before:
             header = bytearray(layout.encode())
-            notice = torch.empty(before.size, dtype=torch.uint8, device=self._device)
+            size = before.size if self._outbox is None else NOTICE
+            notice = torch.empty(size, dtype=torch.uint8, device=self._device)
             set_word(notice, len(header))
             self._post(notice, address)
             self._post(torch.frombuffer(header, dtype=torch.uint8).to(self._device), address)
             self._lanes[lane], self._spare[lane] = layout, []
+        if self._outbox is not None and self._share(self._outbox, address, layout, tensors):
+            return
         spare = self._spare.setdefault(lane, [])
         message = spare.pop() if spare else layout.message(self._device)
         self._post(message.fill(tensors), address, message)
+
+    def _share(
+        self, outbox: Outbox, address: Address, layout: Layout, tensors: Sequence[Tensor]
+    ) -> bool:
+        """Send a notice of where the message lies; False if it has to follow by itself."""
+        place = outbox.place(layout.size - WORD)
+        ticket = NOWHERE if place is None else place[0]
+        if place is not None:
+            Message(layout, place[1], layout.views(place[1])).fill(tensors)
+        self._post(torch.tensor([*ticket, 0]).view(torch.uint8), address)
+        return place is not None
 
     def settle(self, address: Address) -> None:
         """Let go of what was sent up to `address`, which is known to have arrived."""
@@ -78,6 +108,13 @@ class Outgoing:
         """Wait until everything has been sent."""
         while self._pending:
             self._wait_oldest()
+        if self._outbox is not None:
+            self._outbox.wait_until_found()
+
+    def close(self) -> None:
+        """Let go of shared memory."""
+        if self._outbox is not None:
+            self._outbox.close()
 
     def _post(self, tensor: Tensor, address: Address, message: Message | None = None) -> None:
         while len(self._pending) >= self._limit:
@@ -100,7 +137,7 @@ class Outgoing:
 
 
 class Incoming:
-    """Receives from one neighbour."""
+    """Receives from one neighbour; `inbox` is the memory that it shares, if it does."""
 
     def __init__(
         self,
@@ -108,7 +145,10 @@ class Incoming:
         source: Neighbour,
         faults: FaultBoard,
         device: torch.device,
+        *,
+        inbox: Inbox | None = None,
     ) -> None:
+        self._inbox = inbox
         self._comm, self._source, self._faults = comm, source, faults
         self._device, self._wire_device = device, comm.device
         self._lanes: dict[str, Layout] = {}
@@ -140,10 +180,24 @@ class Incoming:
         if length:
             header = self._now(length, address)
             self._lanes[lane] = Layout.decode(header.cpu().numpy().tobytes())
-            message = self._now(self._lanes[lane].size, address)
+            message = self._now(self._size(lane), address)
+        if self._inbox is not None:
+            message = self._shared(self._inbox, message, address)
         self._expected.popleft()
         self._post_next()
         self._arrived[address] = self._unpack(self._lanes[lane], message)
+
+    def _shared(self, inbox: Inbox, notice: Tensor, address: Address) -> Tensor:
+        """The message that a notice is about."""
+        file, slot_size, slot, _ = notice.view(torch.int64).tolist()
+        size = self._lanes[address[0]].size
+        if slot < 0:
+            return self._now(size, address)
+        return inbox.take((file, slot_size, slot), size - WORD)
+
+    def _size(self, lane: str) -> int:
+        """Bytes of what comes next in a lane."""
+        return self._lanes.get(lane, EMPTY).size if self._inbox is None else NOTICE
 
     def _unpack(self, layout: Layout, message: Tensor) -> Any:
         if message.device != self._device:
@@ -157,7 +211,7 @@ class Incoming:
     def _post_next(self) -> None:
         if self._expected:
             address = self._expected[0]
-            self._posted = self._post(self._lanes.get(address[0], EMPTY).size, address)
+            self._posted = self._post(self._size(address[0]), address)
 
     def _post(self, size: int, address: Address) -> tuple[dist.Work, Tensor]:
         buffer = torch.empty(size, dtype=torch.uint8, device=self._wire_device)
