@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 from collections.abc import Mapping
@@ -14,6 +15,12 @@ from ds_core.errors import ConfigError
 from ds_core.optimizers import MakeOptimizer
 
 logger = logging.getLogger(__name__)
+
+_ONE_BIT = ("onebitadam", "onebitlamb", "zerooneadam")
+_ONE_BIT_WHY = (
+    "1-bit optimizers are not part of this release; use Adam or Lamb, and "
+    "communication_data_type to halve messages"
+)
 
 
 def make_optimizer_factory(name: str, options: Mapping[str, Any]) -> MakeOptimizer:
@@ -58,15 +65,36 @@ def _of_torch(key: str, name: str, options: Mapping[str, Any]) -> MakeOptimizer:
     return lambda groups: cls(groups, **cleaned)
 
 
-def _torch_class(key: str, name: str) -> type[torch.optim.Optimizer]:
-    classes = {
+def optimizer_fault(name: str) -> str | None:
+    """What is wrong with an optimizer's name, or None."""
+    key = name.lower()
+    known = key in registry.offered("optimizers") or key in _torch_classes()
+    return None if known else _unknown(name)
+
+
+def _unknown(name: str) -> str:
+    if name.lower() in _ONE_BIT:
+        return f"{name!r} is not known: {_ONE_BIT_WHY}"
+    known = sorted({*registry.offered("optimizers"), *_torch_classes()})
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    meant = f", did you mean {near[0]!r}?" if near else f"; installed: {', '.join(known)}"
+    return f"{name!r} is not known{meant}"
+
+
+def _torch_classes() -> dict[str, type[torch.optim.Optimizer]]:
+    return {
         attribute.lower(): cls
         for attribute, cls in vars(torch.optim).items()
-        if inspect.isclass(cls) and issubclass(cls, torch.optim.Optimizer)
+        if inspect.isclass(cls)
+        and issubclass(cls, torch.optim.Optimizer)
+        and cls is not torch.optim.Optimizer
     }
+
+
+def _torch_class(key: str, name: str) -> type[torch.optim.Optimizer]:
+    classes = _torch_classes()
     if key not in classes:
-        known = sorted({*registry.offered("optimizers"), *classes} - {"optimizer"})
-        raise ConfigError(f"optimizer.type: {name!r} is not known; installed: {', '.join(known)}")
+        raise ConfigError(f"optimizer.type: {_unknown(name)}")
     return classes[key]
 
 

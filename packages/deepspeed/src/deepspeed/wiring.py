@@ -16,6 +16,7 @@ from deepspeed.adapters.activation_checkpointing import configure
 from deepspeed.comm.facade import TAPS
 from deepspeed.config import Config, load_config, resolve_source
 from deepspeed.config.batch import WorldSize
+from deepspeed.config.load import brought
 from deepspeed.config.source import Source
 from deepspeed.dataloader import DeepSpeedDataLoader
 from deepspeed.distributed import DEFAULT_PORT, device_type, init_distributed, local_rank
@@ -154,7 +155,8 @@ def make_plain(
 ) -> tuple[DeepSpeedEngine, Any, DeepSpeedDataLoader | None, Any]:
     """What `initialize` returns for a module that no package has an engine of its own for."""
     groups = make_groups(mpu)
-    resolved = load_config(source, world_size=_world(groups, mpu))
+    replaced = brought(optimizer, lr_scheduler)
+    resolved = load_config(source, world_size=_world(groups, mpu), replaced=replaced)
     engine = build_engine(
         model,
         resolved,

@@ -19,6 +19,7 @@ from deepspeed.adapters import activation_checkpointing
 from deepspeed.adapters.pipeline_schedules import InferenceSchedule, PipeSchedule
 from deepspeed.config import Config, load_config
 from deepspeed.config.batch import WorldSize
+from deepspeed.config.load import brought
 from deepspeed.dataloader import DeepSpeedDataLoader
 from deepspeed.distributed import device_type, local_rank
 from deepspeed.engine import DeepSpeedEngine
@@ -131,7 +132,8 @@ def make(
         raise ConfigError("a PipelineModule brings its own groups: give it a topology, no mpu")
     groups = make_groups(model.mpu())
     world = WorldSize(groups.data.world_size, "the replicas of the PipelineModule")
-    config = load_config(source, world_size=world)
+    replaced = brought(optimizer, lr_scheduler)
+    config = load_config(source, world_size=world, replaced=replaced)
     section = config.section("pipeline")
     _apply(section, model)
     _check(config)

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from deepspeed.config.faults import Findings, show
+from deepspeed.optimizers import optimizer_fault
+from ds_core.schedules import schedule_faults
 from ds_core.sections import (
     ActivationCheckpointingSection,
     BF16Section,
@@ -74,6 +76,18 @@ def check_learning_rate(sections: Mapping[str, object], findings: Findings) -> N
             f"{show(peak)} contradicts optimizer.params.lr, which is {show(rate)}; "
             "make them equal or leave one out",
         )
+
+
+def check_types(sections: Mapping[str, object], findings: Findings) -> None:
+    """The optimizer and the schedule exist, and the schedule takes its parameters."""
+    optimizer, scheduler = sections.get("optimizer"), sections.get("scheduler")
+    if isinstance(optimizer, OptimizerSection):
+        fault = optimizer_fault(optimizer.type)
+        if fault is not None:
+            findings.fault("optimizer.type", fault)
+    if isinstance(scheduler, SchedulerSection) and scheduler.type is not None:
+        for path, text in schedule_faults(scheduler.type, scheduler.params):
+            findings.fault(f"scheduler.{path}", text)
 
 
 def check_activation_checkpointing(sections: Mapping[str, object], findings: Findings) -> None:

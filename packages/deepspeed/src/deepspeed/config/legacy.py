@@ -73,7 +73,9 @@ class DeepSpeedConfig:
     scheduler_params: dict[str, Any] | None
 
     def __init__(self, config: Source, mpu: Any = None, mesh_device: Any = None) -> None:
-        self.resolved = load_config(config, world_size=_world_size(mpu, mesh_device))
+        self.resolved = load_config(
+            config, world_size=_world_size(mpu, mesh_device), replaced=("optimizer", "scheduler")
+        )
         self._param_dict = self.resolved.raw
         for attributes in (_sizes, _top_level, _precision, _training, _sections):
             vars(self).update(attributes(self.resolved))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from deepspeed.config.check import (
     check_activation_checkpointing,
     check_learning_rate,
     check_precision,
+    check_types,
     note_idle_settings,
     settle_clipping,
 )
@@ -91,6 +92,7 @@ def load_config(
     world_size: int | WorldSize | None = None,
     sections: Mapping[str, type] | None = None,
     partial: bool = False,
+    replaced: Collection[str] = (),
 ) -> Config:
     """Read `source` and check all of it; raise `ConfigFaults` with everything that is wrong.
 
@@ -101,13 +103,21 @@ def load_config(
         sections: JSON key -> dataclass; by default those of all installed packages.
         partial: accept values still "auto" (their defaults apply) and missing batch sizes
             (micro-batch 1), for readers that come before the configuration is complete.
+        replaced: which of "optimizer" and "scheduler" the program brings itself, so that the
+            name in the section is nobody's.
     """
-    config, findings = _read(read_source(source), world_size, sections, partial)
+    config, findings = _read(read_source(source), world_size, sections, partial, replaced)
     if findings.faults:
         raise ConfigFaults(config.label, findings.faults)
     for notice in config.notices if speaks() else ():
         _log.warning("%s: %s", config.label, notice)
     return config
+
+
+def brought(optimizer: object, schedule: object) -> tuple[str, ...]:
+    """What `initialize` is given instead of a section: `replaced` of `load_config`."""
+    given = {"optimizer": optimizer, "scheduler": schedule}
+    return tuple(name for name, value in given.items() if value is not None)
 
 
 def inspect_config(
@@ -118,7 +128,7 @@ def inspect_config(
 ) -> tuple[Config, tuple[Fault, ...]]:
     """The configuration as far as it can be read, and every fault, for a report."""
     raw = read_source(source)
-    config, findings = _read(raw, world_size, sections, False)
+    config, findings = _read(raw, world_size, sections)
     return config, tuple(findings.faults)
 
 
@@ -126,7 +136,8 @@ def _read(
     raw: RawConfig,
     world_size: int | WorldSize | None,
     sections: Mapping[str, type] | None,
-    partial: bool,
+    partial: bool = False,
+    replaced: Collection[str] = (),
 ) -> tuple[Config, Findings]:
     """The configuration as far as it can be read, with all that was found."""
     installed = InstalledSections() if sections is None else sections
@@ -137,6 +148,8 @@ def _read(
     given = _read_sections(values, installed, findings)
     for rule in () if partial else _RULES:
         rule(given, findings)
+    if not partial:
+        check_types({k: v for k, v in given.items() if k not in replaced}, findings)
     if general is not None:
         general = settle_clipping(general, given, values, findings)
         note_idle_settings(general, findings)
