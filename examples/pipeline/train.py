@@ -30,6 +30,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.places = nn.Embedding(CONTEXT, WIDTH)
+        nn.init.normal_(self.tokens.weight, std=0.02)  # it is the output layer, too
+        nn.init.normal_(self.places.weight, std=0.02)
 
     def forward(self, text: Tensor) -> Tensor:
         return self.tokens(text) + self.places.weight[: text.shape[1]]
