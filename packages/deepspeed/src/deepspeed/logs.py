@@ -7,10 +7,11 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch.distributed as dist
 
+from deepspeed.config import Config
 from ds_core.errors import ConfigError
 
 logger = logging.getLogger("deepspeed")
@@ -57,6 +58,41 @@ def one_rank_warns(rank: int) -> Iterator[None]:
     finally:
         for each, level in zip(muted, levels, strict=True):
             each.setLevel(level)
+
+
+def speak_as_configured(config: Config) -> None:
+    """Log as much as the configuration says, and let what it asks for be seen."""
+    general = config.general
+    if general.log_level is not None:
+        let_be_seen("deepspeed", _level(general.log_level))
+        logger.setLevel(_level(general.log_level))
+    if general.dump_state and this_rank() == 0:
+        logger.warning("%s", config)
+    if general.steps_per_print or general.memory_breakdown:
+        let_be_seen("deepspeed.progress", logging.INFO)
+    timing = (config.sections.get(name) for name in ("wall_clock_breakdown", "comms_logger"))
+    if any(getattr(section, "enabled", False) for section in timing):
+        let_be_seen("ds_profiler", logging.INFO)
+
+
+def let_be_seen(name: str, level: int) -> None:
+    """Write what a logger says to stderr, unless the program has set logging up itself."""
+    wanted = logging.getLogger(name)
+    if wanted.hasHandlers():
+        return
+    handler = _UntilConfigured()
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(message)s", "%H:%M:%S"))
+    wanted.addHandler(handler)
+    if wanted.getEffectiveLevel() > level:
+        wanted.setLevel(level)
+
+
+class _UntilConfigured(logging.StreamHandler[TextIO]):
+    """Writes as long as the root logger has no handler, so that no line appears twice."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            super().emit(record)
 
 
 def get_current_level() -> int:

@@ -21,7 +21,7 @@ from deepspeed.config.source import Source
 from deepspeed.dataloader import DeepSpeedDataLoader
 from deepspeed.distributed import DEFAULT_PORT, device_type, init_distributed, local_rank
 from deepspeed.engine import DeepSpeedEngine
-from deepspeed.logs import one_rank_warns, this_rank
+from deepspeed.logs import one_rank_warns, speak_as_configured, this_rank
 from deepspeed.optimizers import make_optimizer_factory
 from deepspeed.precision import autocast_context, input_casts, precision_settings
 from deepspeed.progress import MemoryLog, ProgressLog
@@ -121,7 +121,7 @@ def initialize(
             mpu=mpu,
             collate_fn=collate_fn,
         )
-    _speak(made[0].configuration)
+    speak_as_configured(made[0].configuration)
     return made
 
 
@@ -170,14 +170,6 @@ def make_plain(
     if training_data is not None:
         engine.training_dataloader = engine.deepspeed_io(training_data)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
-
-
-def _speak(config: Config) -> None:
-    """Log as much as the configuration says."""
-    if config.general.log_level is not None:
-        logging.getLogger("deepspeed").setLevel(config.general.log_level.upper())
-    if config.general.dump_state and this_rank() == 0:
-        logger.warning("%s", config)
 
 
 def build_engine(
