@@ -218,6 +218,18 @@ def test_autocast_computes_low_and_keeps_fp32_weights():
     assert engine.module[0].weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_torch_does_not_take_a_schedule_for_moved_too_early(stage):
+    engine, *_ = deepspeed.initialize(
+        model=make_net(),
+        config={**CONFIG, "zero_optimization": {"stage": stage}},
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1),
+    )
+    for _ in range(2):  # warnings are errors
+        engine.backward(engine(batch(0)).square().mean())
+        engine.step()
+
+
 def test_steps_per_print_may_be_infinite():
     engine, *_ = deepspeed.initialize(
         model=make_net(), config={**CONFIG, "steps_per_print": float("inf")}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from deepspeed.adapters.data_engine import DataAnswers
 from deepspeed.compiled import say_it_stays_eager
@@ -123,6 +123,9 @@ class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, DataAnswers, Engine):
         )
 
     def _move_schedule(self, schedule: Any) -> None:
+        if isinstance(schedule, LRScheduler):
+            # torch warns of schedules that move first; a sharded step does not pass its `step`
+            schedule.optimizer._opt_called = True  # type: ignore[attr-defined]
         schedule.step(**self._schedule_arguments)
 
     def get_lr(self) -> list[float]:
