@@ -50,6 +50,8 @@ public:
 private:
     bool waited(std::chrono::milliseconds time) const {
         if (job_->finished()) return true;
+        if (process_ != ::getpid())
+            throw std::runtime_error("this transfer runs in the process that forked this one");
         py::gil_scoped_release unlocked;
         return job_->wait_for(time);
     }

@@ -3,6 +3,8 @@
 
 #include <deque>
 #include <future>
+#include <stdexcept>
+#include <system_error>
 #include <thread>
 
 #include "linux_aio.hpp"
@@ -26,15 +28,12 @@ class Engine {
 public:
     Engine(Backend backend, const Settings& settings, unsigned num_threads, const Faults& faults)
         : backend_(backend), settings_(settings), faults_(faults), process_(::getpid()) {
-        std::vector<std::future<void>> begun;
-        for (unsigned i = 0; i < num_threads; ++i) {
-            std::promise<void> promise;
-            begun.push_back(promise.get_future());
-            threads_.emplace_back([this, p = std::move(promise)]() mutable { serve(std::move(p)); });
-        }
         try {
-            for (std::future<void>& future : begun) future.get();
-        } catch (const SystemError&) {
+            start(num_threads);
+        } catch (const std::system_error& error) {  // no more threads
+            close();
+            throw SystemError{error.code().value()};
+        } catch (...) {
             close();
             throw;
         }
@@ -64,9 +63,10 @@ public:
 
     void submit(const std::shared_ptr<Job>& job) {
         if (job->finished()) return;
-        prefault_.begin(job);
         {
             std::lock_guard<std::mutex> lock(mutex_);
+            if (stopping_) throw std::runtime_error("this engine is closed");
+            prefault_.begin(job);
             waiting_.push_back(job);
         }
         wake_.notify_one();
@@ -93,21 +93,31 @@ public:
     }
 
 private:
+    void start(unsigned num_threads) {
+        std::vector<std::future<void>> begun;
+        for (unsigned i = 0; i < num_threads; ++i) {
+            std::promise<void> promise;
+            begun.push_back(promise.get_future());
+            threads_.emplace_back([this, p = std::move(promise)]() mutable { serve(std::move(p)); });
+        }
+        for (std::future<void>& future : begun) future.get();
+    }
+
     enum class Fed { end, more, full };
 
     unsigned queue_depth() const { return backend_ == Backend::threads ? 1 : settings_.queue_depth; }
 
     // A queue is made by the thread that uses it; a refusal of the kernel is told to the constructor.
     void serve(std::promise<void> begun) {
-        std::unique_ptr<Queue> queue;
+        std::unique_ptr<Worker> made;
         try {
-            queue = make_queue(backend_, queue_depth());
+            made = std::make_unique<Worker>(make_queue(backend_, queue_depth()), settings_, queue_depth(), faults_);
         } catch (...) {
             begun.set_exception(std::current_exception());
             return;
         }
         begun.set_value();
-        Worker worker(std::move(queue), settings_, queue_depth(), faults_);
+        Worker& worker = *made;
         for (Fed fed = feed(worker); fed != Fed::end; fed = feed(worker)) {
             const size_t before = worker.flying();
             if (before == 0) continue;

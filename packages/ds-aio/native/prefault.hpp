@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -28,7 +29,12 @@ public:
     void begin(const std::shared_ptr<Job>& job) {
         if (job->kind != Kind::read || job->total() < kWorthwhile || !job->hold()) return;
         std::lock_guard<std::mutex> lock(mutex_);
-        if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+        try {
+            if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+        } catch (const std::system_error&) {  // no more threads: the transfers do it themselves
+            job->release();
+            return;
+        }
         jobs_.push_back(job);
         wake_.notify_one();
     }

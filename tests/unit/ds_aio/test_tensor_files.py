@@ -100,6 +100,9 @@ def test_a_cut_file_is_refused(tmp_path: Path, keep: int) -> None:
         {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]},
         {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]},
         {"dtype": "F32", "shape": [1]},
+        {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4.0]},
         [],
     ],
 )
@@ -107,6 +110,26 @@ def test_a_header_that_lies_is_refused(entry: object) -> None:
     text = json.dumps({"a": entry}).encode()
     with pytest.raises(FormatError):
         parse_header(text, 8 + len(text) + 4)
+
+
+def test_a_header_that_is_nested_without_end_is_refused() -> None:
+    with pytest.raises(FormatError):
+        parse_header(b"[" * 100_000, 100_008)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata"),
+    [
+        ({1: torch.ones(1)}, {}),
+        ({"\udce9": torch.ones(1)}, {}),
+        ({"a": torch.ones(1)}, {"step": 3}),
+    ],
+)
+def test_names_and_metadata_are_text(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]
+) -> None:
+    with pytest.raises(FormatError, match="text"):
+        ds_aio.save(tmp_path / "m", tensors, metadata=metadata)
 
 
 def test_wide_dtypes_come_first_so_that_all_are_aligned() -> None:

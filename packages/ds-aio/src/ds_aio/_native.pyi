@@ -13,7 +13,7 @@ class Faults:
 class File:
     def __init__(
         self,
-        path: str,
+        path: bytes,
         *,
         write: bool,
         create: bool,

@@ -41,6 +41,8 @@ def span(buffer: BufferLike, *, writable: bool) -> Span:
         raise UnfitBuffer("the buffer is not C-contiguous: transfer a contiguous copy")
     if writable and view.readonly:
         raise UnfitBuffer(f"cannot read into a read-only {type(buffer).__name__}")
+    if "O" in view.format:
+        raise UnfitBuffer(f"{type(buffer).__name__} holds Python objects, whose bytes say nothing")
     if view.nbytes == 0:
         return Span(0, 0, view)
     array = np.frombuffer(view, dtype=np.uint8)
@@ -54,14 +56,22 @@ def _tensor_span(tensor: Tensor) -> Span:
         raise UnfitBuffer(
             f"a tensor of shape {tuple(tensor.shape)} is not contiguous: use .contiguous()"
         )
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise UnfitBuffer(
+            f"the elements of a {type(tensor).__name__} lie elsewhere: transfer the tensors in it"
+        )
     if tensor.is_conj() or tensor.is_neg():
         raise UnfitBuffer(
             "the tensor is a lazy conjugate or negative: use resolve_conj(), resolve_neg()"
         )
     nbytes = tensor.numel() * tensor.element_size()
-    if nbytes and tensor.untyped_storage().nbytes() < nbytes:
+    if not nbytes:
+        return Span(0, 0, None)
+    memory = tensor.untyped_storage()
+    if memory.nbytes() < int(tensor.storage_offset()) * tensor.element_size() + nbytes:
         raise UnfitBuffer(f"the tensor's memory was freed or shrunk: {nbytes} bytes are needed")
-    return Span(tensor.data_ptr() if nbytes else 0, nbytes, tensor)
+    # Not the tensor: it may be given other memory (`tensor.data = ...`) in the meantime.
+    return Span(tensor.data_ptr(), nbytes, memory)
 
 
 def spans(buffers: BufferLike | Sequence[BufferLike], *, writable: bool) -> list[Span]:

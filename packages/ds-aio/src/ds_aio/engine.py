@@ -158,9 +158,11 @@ class Engine:
         self, path: str, *, write: bool, create: bool = False, truncate: bool = False
     ) -> RawFile:
         """Opens a file for requests of this engine."""
+        if "\0" in path:
+            raise AioError(f"{path!r} cannot be the name of a file: it holds a null character")
         try:
             file: RawFile = self._driver.File(
-                path,
+                os.fsencode(path),  # which need not be valid text
                 write=write,
                 create=create,
                 truncate=truncate,

@@ -32,7 +32,7 @@ class File:
     ) -> None:
         if mode not in ("r", "w", "r+"):
             raise AioError(f"mode {mode!r}: choose 'r', 'w' (new or emptied) or 'r+' (as it is)")
-        self.path = os.fspath(path)
+        self.path = os.fsdecode(path)
         self._engine = engine
         self._owned = owned
         self._pending: list[Transfer | StagedTransfer] = []
@@ -74,11 +74,15 @@ class File:
         """
         pending, self._pending = [t for t in self._pending if not t.waited], []
         first: BaseException | None = None
-        for transfer in pending:
-            try:
-                transfer.wait()
-            except AioError as error:
-                first = first or error
+        try:
+            for transfer in pending:
+                try:
+                    transfer.wait()
+                except AioError as error:
+                    first = first or error
+        finally:
+            # An interrupt leaves the rest to the next `wait`.
+            self._pending[:0] = [t for t in pending if not t.waited]
         if first is not None:
             raise first
         return len(pending)
@@ -117,11 +121,16 @@ class File:
         """Waits for everything under way, raises its first error, lets go of the file."""
         if self._raw is None:
             return
+        raw, self._raw = self._raw, None
         try:
             self.wait()
+        except AioError:
+            raw.close()
+            raise
+        else:
+            raw.close()
         finally:
-            self._raw.close()
-            self._raw = None
+            # After an interrupt transfers may be under way: the last of them closes the file.
             if self._owned:
                 self._engine.close()
 

@@ -104,7 +104,7 @@ class GdsHandle(AioHandle):
     ) -> Transfer | StagedTransfer:
         if self._kvikio is None or not is_on_device(buffer) or isinstance(filename, int):
             return super()._start(buffer, filename, offset, write=write, here=here)
-        path = os.fspath(filename)
+        path = os.fsdecode(filename)
         if not buffer.is_contiguous():
             raise UnfitBuffer("the device tensor is not contiguous: use .contiguous()")
         if write:

@@ -139,11 +139,15 @@ class AioHandle:
         """
         pending, self._pending = self._pending, []
         first: AioError | None = None
-        for transfer in pending:
-            try:
-                transfer.wait()
-            except AioError as error:
-                first = first or error
+        try:
+            for transfer in pending:
+                try:
+                    transfer.wait()
+                except AioError as error:
+                    first = first or error
+        finally:
+            # An interrupt leaves the rest to the next `wait`.
+            self._pending[:0] = [t for t in pending if not t.waited]
         if first is not None:
             raise first
         return len(pending)
@@ -210,7 +214,7 @@ class AioHandle:
         freed = self._freed.get(id(buffer))
         if freed is not None and freed() is buffer:
             raise UnfitBuffer("the tensor was freed with free_cpu_locked_tensor")
-        path = f"/proc/self/fd/{filename}" if isinstance(filename, int) else os.fspath(filename)
+        path = f"/proc/self/fd/{filename}" if isinstance(filename, int) else os.fsdecode(filename)
         if is_on_device(buffer):
             file = self._engine.open(path, write=write, create=write)
 

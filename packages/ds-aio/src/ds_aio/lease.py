@@ -27,7 +27,7 @@ class Lease:
 
     def __init__(self, parent: str | os.PathLike[str]) -> None:
         self._process = os.getpid()
-        root = Path(parent)
+        root = Path(parent).absolute()
         root.mkdir(parents=True, exist_ok=True)
         with _gate(root):
             self.removed = _sweep(root)

@@ -39,7 +39,14 @@ class File:
     reason = "the compiled module is missing"
 
     def __init__(
-        self, path: str, *, write: bool, create: bool, truncate: bool, direct: bool, faults: Faults
+        self,
+        path: bytes,
+        *,
+        write: bool,
+        create: bool,
+        truncate: bool,
+        direct: bool,
+        faults: Faults,
     ) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._check(os.stat(path).st_mode)
@@ -82,11 +89,14 @@ class Request:
     def __init__(self, future: Future[tuple[int, int, bool, int]], keep: object) -> None:
         self._future = future
         self._keep = keep
+        self._process = os.getpid()
 
     def done(self) -> bool:
         return self._future.done()
 
     def wait(self) -> None:
+        if not self._future.done() and os.getpid() != self._process:
+            raise RuntimeError("this transfer runs in the process that forked this one")
         self._future.result()
 
     def outcome(self) -> tuple[int, int, bool, int]:
@@ -109,6 +119,7 @@ class Engine:
     ) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="ds_aio")
         self._faults = faults
+        self._process = os.getpid()
 
     def submit(
         self,
@@ -119,6 +130,10 @@ class Engine:
         keep: object,
         here: bool,
     ) -> Request:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this engine belongs to the process that forked this one: make one after the fork"
+            )
         future = self._pool.submit(self._transfer, write, file, _cut(ranges, segments))
         return Request(future, keep)
 

@@ -66,6 +66,7 @@ class Layout:
 
 def plan_layout(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Layout:
     """Places tensors one after the other, wide dtypes first so that all stay aligned."""
+    _check_texts(tensors, metadata)
     described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     order = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     position = 0
@@ -89,13 +90,23 @@ def plan_layout(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> L
     return Layout(header, _entries(described, len(header)), dict(metadata), len(header) + position)
 
 
+def _check_texts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    for text in (*tensors, *metadata, *metadata.values()):
+        if not isinstance(text, str):
+            raise FormatError(f"{text!r}: names and metadata are text, not {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise FormatError(f"{text!r} is no text that UTF-8 can say") from None
+
+
 def parse_header(text: bytes, file_bytes: int) -> Layout:
     """Reads a header (without its 8 length bytes) and checks it against the file's length."""
     try:
         described = json.loads(text)
-        metadata = described.pop("__metadata__", None) or {}
+        metadata = dict(described.pop("__metadata__", None) or {})
         entries = _entries(described, 8 + len(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"the safetensors header cannot be understood: {error!r}") from error
     position = 8 + len(text)
     for entry in entries:
@@ -113,6 +124,13 @@ def _entries(described: Mapping[str, Any], start: int) -> tuple[Entry, ...]:
         if name == "__metadata__":
             continue
         first, last = facts["data_offsets"]
-        shape = tuple(int(size) for size in facts["shape"])
+        shape = tuple(_count(size) for size in facts["shape"])
+        first, last = _count(first), _count(last)
         entries.append(Entry(name, _DTYPES[facts["dtype"]], shape, start + first, last - first))
     return tuple(sorted(entries, key=lambda entry: (entry.start, entry.nbytes)))
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r} is no size")
+    return value

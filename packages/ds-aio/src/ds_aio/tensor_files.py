@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import secrets
+import stat
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,6 +29,8 @@ from ds_aio.safetensors_header import (
 from ds_aio.staging import StagedTransfer
 from ds_aio.transfer import Transfer
 
+# Longer file names are cut where the file is made, so that its own ending still fits.
+LONGEST_STEM = 200
 # Tensors that must be copied before they can be written are copied in windows of this size, two of
 # which may be in memory at once.
 WINDOW_BYTES = 32 << 20
@@ -53,8 +57,8 @@ def save(
         TransferError: With path, offset, wanted and done bytes. Nothing is left behind.
     """
     layout = plan_layout(tensors, metadata or {})
-    target = os.fspath(path)
-    aside = f"{target}.{os.getpid()}.{secrets.token_hex(4)}.part"
+    target = _real_target(path)
+    aside = _aside(target)
     try:
         with Engine(options) as engine, File(aside, "w", engine, owned=False) as file:
             _write(file, layout, tensors)
@@ -103,6 +107,25 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """The free-form text pairs stored with the tensors."""
     with Engine() as engine, File(path, "r", engine, owned=False) as file:
         return _read_layout(file).metadata
+
+
+def _real_target(path: str | os.PathLike[str]) -> str:
+    """The file to replace: where a link leads to, and no folder, pipe or device."""
+    target = os.path.realpath(os.fsdecode(path))
+    try:
+        mode = os.stat(target).st_mode
+    except OSError:
+        return target  # missing, or making the file aside tells what is wrong
+    if not stat.S_ISREG(mode):
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.ESPIPE
+        raise transfer_error(number, "save", target)
+    return target
+
+
+def _aside(target: str) -> str:
+    folder, name = os.path.split(os.fsencode(target))
+    mark = f".{os.getpid()}.{secrets.token_hex(4)}.part"
+    return os.fsdecode(os.path.join(folder, name[:LONGEST_STEM])) + mark
 
 
 def _write(file: File, layout: Layout, tensors: Mapping[str, Tensor]) -> None:
