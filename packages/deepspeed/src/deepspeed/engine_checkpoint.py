@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class EngineCheckpoint:
     basic_optimizer: Any
     counters: Counters
     zero_optimization: Callable[[], bool]
+    require_open: Callable[[], None]
+    gather: Callable[..., AbstractContextManager[None]]
     loaded_checkpoint_tag: str | None = None
     _saver: AsyncSaver | None = None
 
@@ -66,6 +69,7 @@ class EngineCheckpoint:
         Returns:
             True; every fault is an exception, on all ranks.
         """
+        self.require_open()
         tag = self._agreed_tag(f"global_step{self.counters.steps}" if tag is None else str(tag))
         writer = self.configuration.section("checkpoint").writer
         start = time.perf_counter()
@@ -127,6 +131,7 @@ class EngineCheckpoint:
                 "custom_load_fn is not supported; load_module_strict=False skips missing names, "
                 "and engine.module can be edited inside zero.GatheredParameters"
             )
+        self.require_open()
         self.wait_for_checkpoint()
         everything = not load_module_only
         what = LoadWhat(
@@ -211,7 +216,7 @@ class EngineCheckpoint:
         for param, name in names.names.items():
             if exclude_frozen_parameters and not param.requires_grad:
                 continue
-            with self.strategy.gather([param]):
+            with self.gather([param]):
                 if keep:
                     whole = param.detach().to("cpu", copy=True)
                     state.update(dict.fromkeys((name, *names.aliases[param]), whole))

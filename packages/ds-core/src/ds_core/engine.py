@@ -89,7 +89,7 @@ class Engine(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output; hooks and autocast apply."""
-        self._require_open()
+        self.require_open()
         with self._autocast():
             if not self.training:
                 return self.module(*args, **kwargs)
@@ -121,7 +121,7 @@ class Engine(nn.Module):
         Returns:
             `loss`, unchanged.
         """
-        self._require_open()
+        self.require_open()
         sync = self.window.will_close() and not self._no_sync
         self.window.add(weight, divided=not scale_wrt_gas)
         self.hooks.before_backward(loss)
@@ -144,7 +144,7 @@ class Engine(nn.Module):
         Returns:
             What happened, or None between boundaries.
         """
-        self._require_open()
+        self.require_open()
         if not self._backward_since_step:
             self.window.add(None, divided=False)  # a plain loss.backward() by the caller
             self.counters.micro_batches += 1
@@ -165,7 +165,7 @@ class Engine(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of the open window; its micro-batches no longer count."""
-        self._require_open()
+        self.require_open()
         self.strategy.zero_grad()
         self.window.close()
         self._backward_since_step = False
@@ -192,6 +192,7 @@ class Engine(nn.Module):
         self, params: Sequence[nn.Parameter], *, modifier_rank: int | None = None
     ) -> AbstractContextManager[None]:
         """Inside, `params` are whole on every rank."""
+        self.require_open()
         return self.strategy.gather(params, modifier_rank=modifier_rank)
 
     def destroy(self) -> None:
@@ -203,6 +204,11 @@ class Engine(nn.Module):
         self.strategy.close()
         self._losses = None
         self.schedule = None
+
+    def require_open(self) -> None:
+        """Raise a `StateError` if this engine was destroyed."""
+        if self._closed:
+            raise StateError("this engine was destroyed; its module can be used on its own")
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -232,10 +238,6 @@ class Engine(nn.Module):
             loss_scale=report.loss_scale,
             skipped=report.skipped,
         )
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise StateError("this engine was destroyed; its module can be used on its own")
 
 
 def torch_autocast(

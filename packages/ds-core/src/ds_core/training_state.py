@@ -54,6 +54,7 @@ def save_engine(
     All ranks call this. The user's `client_state` comes from rank 0. See `ds_core.checkpoint.save`
     for what a kill leaves, and for errors.
     """
+    engine.require_open()
     options = options or SaveOptions()
     shards: Iterable[TensorShard] = scoped(engine.strategy.shards(), engine.state_scope)
     if options.exclude_frozen:
@@ -95,6 +96,7 @@ def load_engine(
     Returns:
         The open checkpoint; its `client_state()` is the user's. The caller closes it.
     """
+    engine.require_open()
     what = what or LoadWhat()
     checkpoint = open_checkpoint(directory, tag, comm=engine.groups.world)
     try:

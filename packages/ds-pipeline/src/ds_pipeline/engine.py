@@ -105,7 +105,7 @@ class PipelineEngine(StageEngine):
         Returns:
             The mean loss over micro-batches and replicas, on every stage.
         """
-        self._require_open()
+        self.require_open()
         if not torch.is_grad_enabled():
             raise PipelineError("train_batch() needs gradients; use eval_batch() under no_grad()")
         self.train()
@@ -148,7 +148,7 @@ class PipelineEngine(StageEngine):
             bcast_loss: give the mean loss to all stages.
             num_micro_batches: default: as many as in training.
         """
-        self._require_open()
+        self.require_open()
         micro_batches = num_micro_batches or self.window.accumulation_steps
         self._pass = Pass(False, compute_loss, micro_batches)
         plans = _plans("inference", self.num_stages, micro_batches, self.module.chunks)
