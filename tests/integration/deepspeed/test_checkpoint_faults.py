@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import deepspeed
-from ds_core.errors import CheckpointError
+from ds_core.errors import CheckpointError, StateError
 from support.ranks import run_ranks
 
 CONFIG = {
@@ -86,3 +86,43 @@ def test_a_full_disk_of_one_rank_leaves_the_earlier_checkpoint(stage, full_rank,
         assert "File too large" in message
         assert path == str(tmp_path / "global_step1")
         assert same
+
+
+def small_engine(stage, kind="AdamW"):
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": kind, "params": {"lr": 0.01}},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+    }
+    torch.manual_seed(0)
+    engine = deepspeed.initialize(model=torch.nn.Linear(4, 1), config=config)[0]
+    engine.backward(engine(torch.ones(2, 4)).square().mean())
+    engine.step()
+    return engine
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_destroyed_engine_neither_saves_nor_loads_what_it_no_longer_holds(stage, tmp_path):
+    engine = small_engine(stage)
+    engine.save_checkpoint(tmp_path, tag="whole")
+    engine.destroy()
+    for use in (engine.save_checkpoint, engine.load_checkpoint, engine.save_16bit_model):
+        with pytest.raises(StateError, match="destroyed"):
+            use(tmp_path)
+    assert (tmp_path / "latest").read_text() == "whole"
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad"])
+@pytest.mark.parametrize("stage", [0, 3])
+def test_moments_of_another_kind_of_optimizer_are_refused_and_can_be_left_out(
+    stage, kind, tmp_path
+):
+    adam = small_engine(stage)
+    adam.save_checkpoint(tmp_path)
+    adam.destroy()
+    other = small_engine(stage, kind)
+    with pytest.raises(CheckpointError, match=r"betas there.*load_optimizer_states=False"):
+        other.load_checkpoint(tmp_path)
+    other.load_checkpoint(tmp_path, load_optimizer_states=False)
+    other.backward(other(torch.ones(2, 4)).square().mean())
+    other.step()

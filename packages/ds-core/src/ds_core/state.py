@@ -16,6 +16,8 @@ from ds_core.naming import ParameterNames, named_buffers
 
 logger = logging.getLogger(__name__)
 
+_KINDS = ("betas", "momentum", "alpha", "rho", "lr_decay")
+
 
 def share(numels: Sequence[int], rank: int, world: int) -> list[tuple[int, int, int]]:
     """`(index, start, stop)` of the elements that `rank` writes of tensors laid end to end.
@@ -212,6 +214,19 @@ def check_groups(optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]) -> 
             f"the checkpoint has {len(saved)} parameter groups, the optimizer "
             f"{len(optimizer.param_groups)}"
         )
+    for number, (group, old) in enumerate(zip(optimizer.param_groups, saved, strict=True)):
+        here, there = _kind(group), _kind(old)
+        if there and here != there:
+            raise CheckpointError(
+                f"the checkpoint is of another kind of optimizer: parameter group {number} has "
+                f"{', '.join(there)} there and {', '.join(here) or 'lr'} here; load it with "
+                "load_optimizer_states=False to start with fresh optimizer state"
+            )
+
+
+def _kind(options: Mapping[str, Any]) -> list[str]:
+    """What tells kinds of optimizers with other moments apart; empty where it is not known."""
+    return [key for key in _KINDS if key in options]
 
 
 def restore_groups(optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]) -> None:
