@@ -258,6 +258,7 @@ def test_batch_sizes_can_change_while_training():
     ("arguments", "message"),
     [
         ({"model": None, "config": CONFIG}, "expected a torch.nn.Module"),
+        ({"model": nn.Linear(1, 1, device="meta"), "config": CONFIG}, "weight is on the meta"),
         ({"model": nn.Linear(1, 1)}, "no configuration"),
         ({"model": nn.Linear(1, 1), "config": CONFIG, "mesh_param": (1, 1)}, "mesh_param"),
         ({"model": nn.Linear(1, 1), "config": CONFIG, "optimizer": 5}, "optimizer is int"),

@@ -316,6 +316,12 @@ def test_what_cannot_be_started_is_refused_before_anything_starts(tmp_path, opti
     assert not (tmp_path / "0").exists()
 
 
+def test_a_script_that_refuses_the_local_rank_is_told_what_to_do(tmp_path):
+    code = "import argparse; argparse.ArgumentParser().parse_args()"
+    assert "start it with --no_local_rank" in run(tmp_path, code, "--num_gpus", "1").stderr
+    assert run(tmp_path, code, "--num_gpus", "1", "--no_local_rank").returncode == 0
+
+
 def test_a_program_that_is_not_there_is_named(tmp_path):
     base = [sys.executable, "-m", "deepspeed.launcher.cli", "--num_gpus=2", "--no_python"]
     done = subprocess.run(

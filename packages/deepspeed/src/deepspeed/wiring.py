@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from deepspeed import registry
 from deepspeed.adapters.activation_checkpointing import configure
+from deepspeed.check_model import require_own_parameters, require_values
 from deepspeed.comm.facade import TAPS
 from deepspeed.config import Config, load_config, resolve_source
 from deepspeed.config.batch import WorldSize
@@ -103,7 +104,10 @@ def initialize(
         RankMismatchError: ranks that bring different models.
     """
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model is {type(model).__name__}, expected a torch.nn.Module")
+        raise ConfigError(
+            f"model is {type(model).__name__}, expected a torch.nn.Module; the first argument by "
+            "position is args, so write initialize(model=model, config=config)"
+        )
     if mesh_param is not None:
         raise ConfigError("mesh_param is not supported; pass mpu with the groups you made")
     check_arguments(args, distributed_port, dist_init_required)
@@ -184,12 +188,13 @@ def build_engine(
     collate_fn: Any = None,
 ) -> DeepSpeedEngine:
     """An engine of the resolved configuration; collective over all ranks."""
+    require_values(model)
     require_agreement(groups.data, "the model", model_facts(model))
     require_agreement(groups.data, "the configuration", _config_facts(config))
     device = devices.local_device(local_rank()) if device_type() != "cpu" else torch.device("cpu")
     devices.set_device(device)
     trained, chosen = choose_optimizer(model, config, optimizer, model_parameters)
-    _require_own_parameters(model, trained)
+    require_own_parameters(model, trained)
     parts = Parts(model, trained, chosen, groups, precision_settings(config), config, device)
     strategy = make_strategy(parts)
     schedule = make_schedule(config, strategy.optimizer, lr_scheduler, chosen is not None)
@@ -224,19 +229,9 @@ def _config_facts(config: Config) -> dict[str, object]:
     facts: dict[str, object] = {"batch": config.batch, **asdict(config.general)}
     facts |= {name: config.sections.get(name) for name in alike}
     zero: Any = config.sections.get("zero_optimization")
-    return facts | {"zero_optimization.stage": None if zero is None else zero.stage}
-
-
-def _require_own_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> None:
-    own = set(model.parameters())
-    for number, group in enumerate(groups):
-        for param in group["params"]:
-            if param not in own:
-                raise ConfigError(
-                    f"parameter group {number} holds a parameter of shape {tuple(param.shape)} "
-                    f"that is not in the model ({type(model).__name__}); give initialize() the "
-                    "model these parameters belong to"
-                )
+    values = {} if zero is None else {each.name: getattr(zero, each.name) for each in fields(zero)}
+    plain = {name: value for name, value in values.items() if not is_dataclass(value)}
+    return facts | {f"zero_optimization.{name}": value for name, value in plain.items()}
 
 
 def _world(groups: Groups, mpu: Any) -> WorldSize:

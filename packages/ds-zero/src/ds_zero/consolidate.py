@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command `zero_to_fp32`: like the script beside a checkpoint, and for old ones too."""
     options = recover.parse(argv)
     try:
-        convert_zero_checkpoint_to_fp32_state_dict(
+        written = convert_zero_checkpoint_to_fp32_state_dict(
             options.checkpoint_dir,
             options.output_dir,
             max_shard_size=options.max_shard_size,
@@ -91,10 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"{error}\n")
         return 1
+    sys.stdout.write("".join(f"{path}\n" for path in written))
     return 0
 
 
 def _folder(root: Path, tag: str | None) -> Path:
+    if not root.is_dir():
+        raise CheckpointError(f"{root} is no folder; give the one that was saved to")
     if tag is None and (is_legacy(root) or (root / "manifest.json").is_file()):
         return root
     if tag is None:

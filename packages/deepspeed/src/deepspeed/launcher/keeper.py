@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -27,6 +28,11 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _IDLE = 0.1  # seconds after which an unfinished line is shown
 _LAST_LINES = "Its last lines:"
+_REFUSAL = re.compile(r"unrecognized arguments?: .*--local[_-]rank")
+_REFUSED_ARGUMENT = (
+    "deepspeed: the launcher adds --local_rank=N to the arguments of a script; let yours accept "
+    "it, or start it with --no_local_rank"
+)
 _AFTER_DEATH = 3.0  # seconds between SIGTERM and SIGKILL once a rank has died
 _AFTER_SIGNAL = 30.0  # the same once somebody asked the job to stop: time for a checkpoint
 
@@ -251,11 +257,13 @@ class Keeper:
         first = self._failed[0]
         code = first.code or 0
         tail = Tail.of_file(Path(first.command.log)) if first.command.log else first.tail
+        words = _own_words(tail)
         seconds = time.monotonic() - self._started
         _say(
             f"{first.command.label} (pid {first.process.pid}) {first.words} after"
             f" {seconds:.1f} s" + self._fate_of_the_others() + f". {_LAST_LINES}",
-            *(f"  | {line}" for line in _own_words(tail) or ["(it wrote nothing)"]),
+            *(f"  | {line}" for line in words or ["(it wrote nothing)"]),
+            *([_REFUSED_ARGUMENT] if any(map(_REFUSAL.search, words)) else []),
             f"deepspeed: {first.command.label} {first.words}",
         )
         return 128 - code if code < 0 else code

@@ -1,0 +1,33 @@
+"""What a model has to be like before an engine is built over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ds_core.errors import ConfigError
+
+
+def require_values(model: nn.Module) -> None:
+    """Raise `ConfigError` if a parameter has no memory."""
+    for name, param in model.named_parameters():
+        if param.is_meta:
+            raise ConfigError(
+                f"parameter {name} is on the meta device and has no values; build the model under "
+                "deepspeed.zero.Init(), or give it memory with model.to_empty(device=...) and load "
+                "or initialise its weights"
+            )
+
+
+def require_own_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> None:
+    """Raise `ConfigError` if a group holds a parameter of another model."""
+    own = set(model.parameters())
+    for number, group in enumerate(groups):
+        for param in group["params"]:
+            if param not in own:
+                raise ConfigError(
+                    f"parameter group {number} holds a parameter of shape {tuple(param.shape)} "
+                    f"that is not in the model ({type(model).__name__}); give initialize() the "
+                    "model these parameters belong to"
+                )
