@@ -132,6 +132,7 @@ def measure(
                 seen[title][name].append(rate)
                 print(f"{turn} {title}, {name}: {rate / 1e9:.2f}", file=sys.stderr, flush=True)
             path.unlink()
+            os.sync()  # or the next row pays for giving the blocks of this one back
     return seen
 
 
