@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
 from importlib.metadata import entry_points
 
 import pytest
@@ -148,3 +149,48 @@ def test_a_flat_step_names_missing_states_and_refuses_amsgrad() -> None:
         step(flat, flat, {"exp_avg": flat}, out=None, hyper=group, step=1, grad_scale=1.0)
     with pytest.raises(OptionError, match="amsgrad"):
         step(flat, flat, {}, out=None, hyper=group | {"amsgrad": True}, step=1, grad_scale=1.0)
+
+
+def test_muon_takes_more_groups_and_splits_them_too() -> None:
+    optimizer = make("muon", {"muon_lr": 0.05, "adam_lr": 0.01})
+    added = parameters()
+    before = [param.detach().clone() for param in added]
+    optimizer.add_param_group({"params": added, "weight_decay": 0.5})
+    optimizer.step()
+    kinds = [(g["use_muon"], g["lr"], g["weight_decay"]) for g in optimizer.param_groups]
+    assert kinds == [(True, 0.05, 0.0), (False, 0.01, 0.0), (True, 0.05, 0.5), (False, 0.01, 0.5)]
+    assert not any(torch.equal(a, b) for a, b in zip(added, before, strict=True))
+
+
+def test_what_a_muon_group_says_goes_before_the_options() -> None:
+    groups = [{"params": parameters(), "betas": (0.5, 0.6), "momentum": 0.7}]
+    optimizer = make("muon", {"betas": (0.1, 0.2), "momentum": 0.3}, groups)
+    assert optimizer.param_groups[0]["momentum"] == 0.7
+    assert optimizer.param_groups[1]["betas"] == (0.5, 0.6)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
+def test_a_copied_muon_goes_on_alike(again) -> None:
+    params = parameters()
+    first = make("muon", {"lr": 0.1}, params)
+    first.step()
+    second = again(first)
+    copies = [param for group in second.param_groups for param in group["params"]]
+    for target, source in zip(copies, params, strict=True):
+        target.grad = source.grad.clone()
+    for optimizer in (first, second):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, copies, strict=True))
+    assert not set(map(id, params)) & set(map(id, copies))
+
+
+def test_muon_keeps_moments_wide_through_a_resume_and_refuses_other_groups() -> None:
+    params = [torch.nn.Parameter(param.detach().bfloat16()) for param in parameters()]
+    optimizer = make("muon", {}, params)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.state[params[1]]["exp_avg"].dtype is torch.float32
+    with pytest.raises(OptionError, match=r"use_muon \[None, None\], those of this optimizer"):
+        optimizer.load_state_dict(torch.optim.SGD([{"params": [p]} for p in params]).state_dict())

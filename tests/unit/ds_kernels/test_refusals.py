@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ds_kernels import CPUSGD, CPUAdagrad, CPUAdam, OptionError, TensorError, adam_step
+from ds_kernels.muon import MuonWithAdam
 
 pytestmark = pytest.mark.native
 
@@ -135,3 +136,14 @@ def test_moments_keep_their_dtype_through_saving_copying_and_pickling() -> None:
         (state,) = one.state.values()
         assert state["exp_avg"].dtype is torch.float32
         assert one.state_dtype is torch.float32
+
+
+@pytest.mark.parametrize("make", [CPUAdam, MuonWithAdam])
+def test_saved_moments_of_another_shape_are_named_and_nothing_is_loaded(make: Callable) -> None:
+    saved, param = torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(3, 2))
+    first, second = make([saved]), make([param])
+    saved.grad = torch.ones(2, 3)
+    first.step()
+    with pytest.raises(TensorError, match=r"parameter 0 of group 0 \(3, 2\) has shape \(2, 3\)"):
+        second.load_state_dict(first.state_dict())
+    assert not second.state

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ds_kernels.errors import BackendError, OptionError
 from ds_kernels.fused import FusedAdam
+from ds_kernels.optimizer import check_saved_shapes, keep_moments
 
 MUON_OPTIONS = (
     "lr",
@@ -62,29 +63,46 @@ class MuonWithAdam(torch.optim.Optimizer):
             False: options.pop("adam_lr", lr if lr is not None else 3e-4),
         }
         decay = options.pop("weight_decay", 0.0)
-        groups = []
-        for group in _groups(params):
-            own = {key: value for key, value in group.items() if key not in ("params", "use_muon")}
-            for use_muon, members in _split(group).items():
-                wanted = {"lr": rates[use_muon], "weight_decay": decay} | own
-                wanted |= {"params": members, "use_muon": use_muon}
-                keys = _MUON_KEYS if use_muon else _ADAM_KEYS
-                groups.append(wanted | {k: v for k, v in options.items() if k in keys})
-        matrices = [group for group in groups if group["use_muon"]]
-        others = [group for group in groups if not group["use_muon"]]
-        self._muon = torch.optim.Muon(matrices) if matrices else None
-        self._adam = FusedAdam(others) if others else None
-        filled = iter(self._muon.param_groups if self._muon else [])
-        rest = iter(self._adam.param_groups if self._adam else [])
-        super().__init__([next(filled) if g["use_muon"] else next(rest) for g in groups], {})
-        self._share()
+        self._wanted: dict[bool, dict[str, Any]] = {  # what a group says goes before
+            use_muon: {"lr": rates[use_muon], "weight_decay": decay}
+            | {key: value for key, value in options.items() if key in keys}
+            for use_muon, keys in ((True, _MUON_KEYS), (False, _ADAM_KEYS))
+        }
+        self._parts: dict[bool, torch.optim.Optimizer] = {}
+        super().__init__(_groups(params), {})  # calls add_param_group
+        if not self.param_groups:
+            raise OptionError("Muon got an empty parameter list")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with options of their own if they have any; two groups if need be."""
+        group = {**param_group, "params": _tensors(param_group["params"])}
+        for use_muon, members in _split(group).items():
+            wanted = self._wanted[use_muon] | group | {"params": members, "use_muon": use_muon}
+            part = torch.optim.Muon([wanted]) if use_muon else FusedAdam([wanted])
+            super().add_param_group(part.param_groups[0])
+            self._parts.setdefault(use_muon, part)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this optimizer over as many groups of the same kinds."""
+        kinds = [group["use_muon"] for group in self.param_groups]
+        saved = [group.get("use_muon") for group in state_dict["param_groups"]]
+        if saved != kinds:
+            raise OptionError(
+                f"the groups of the state dict have use_muon {saved}, those of this optimizer "
+                f"{kinds}: give it parameters in the same groups"
+            )
+        check_saved_shapes(self, state_dict, ("momentum_buffer", *FusedAdam.rule.state_names))
+        super().load_state_dict(state_dict)
+        keep_moments(self, state_dict, FusedAdam.rule.state_names, torch.float32)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_wanted": self._wanted, "_parts": self._parts}
 
     def _share(self) -> None:
         """Both optimizers work on this object's groups and state."""
-        for part, use_muon in ((self._muon, True), (self._adam, False)):
-            if part is not None:
-                part.param_groups = [g for g in self.param_groups if g["use_muon"] is use_muon]
-                part.state = self.state
+        for use_muon, part in self._parts.items():
+            part.param_groups = [g for g in self.param_groups if g["use_muon"] is use_muon]
+            part.state = self.state
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient."""
@@ -93,9 +111,8 @@ class MuonWithAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._share()
-        for part in (self._muon, self._adam):
-            if part is not None:
-                part.step()
+        for part in self._parts.values():
+            part.step()
         return loss
 
 

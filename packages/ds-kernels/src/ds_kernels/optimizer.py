@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar, NamedTuple
 
@@ -138,17 +138,9 @@ class KernelOptimizer(torch.optim.Optimizer):
 
         torch casts moments to the parameter's dtype; here they keep `state_dtype`.
         """
+        check_saved_shapes(self, state_dict, self.rule.state_names)
         super().load_state_dict(state_dict)
-        saved_ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-        params = [param for group in self.param_groups for param in group["params"]]
-        for saved_id, param in zip(saved_ids, params, strict=True):
-            saved = state_dict["state"].get(saved_id, {})
-            for name in self.rule.state_names:
-                if isinstance(saved.get(name), Tensor):
-                    state = self.state[param]
-                    state[name] = saved[name].to(param.device, self.state_dtype, copy=True)
-                    # torch's SGD counts no steps: with a buffer it is past the first.
-                    state["step"] = _step_count(saved.get("step", 1.0))
+        keep_moments(self, state_dict, self.rule.state_names, self.state_dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"state_dtype": self.state_dtype, "_ratios": self._ratios}
@@ -176,6 +168,47 @@ class Label(NamedTuple):
         if names:
             return f"parameter '{names[self.position]}' {shape}"
         return f"parameter {self.position} of group {self.group} {shape}"
+
+
+def check_saved_shapes(
+    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any], names: Iterable[str]
+) -> None:
+    """Raise unless the saved tensors called `names` have the shapes of their parameters."""
+    for label, param, saved in _saved(optimizer, state_dict):
+        for name in names:
+            value = saved.get(name)
+            if isinstance(value, Tensor) and value.shape != param.shape:
+                raise TensorError(
+                    f"{name} of {label} has shape {tuple(value.shape)} in the state dict: it was "
+                    "saved for other parameters, or for these in another order"
+                )
+
+
+def keep_moments(
+    optimizer: torch.optim.Optimizer,
+    state_dict: dict[str, Any],
+    names: Iterable[str],
+    dtype: torch.dtype,
+) -> None:
+    """Load the tensors called `names` once more, in `dtype` instead of the parameters'."""
+    for _, param, saved in _saved(optimizer, state_dict):
+        for name in names:
+            if isinstance(saved.get(name), Tensor):
+                state = optimizer.state[param]
+                state[name] = saved[name].to(param.device, dtype, copy=True)
+                # torch's SGD counts no steps: with a buffer it is past the first.
+                state["step"] = _step_count(saved.get("step", 1.0))
+
+
+def _saved(
+    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+) -> Iterator[tuple[Label, Tensor, dict[str, Any]]]:
+    """Each parameter with what was saved for it."""
+    groups = zip(optimizer.param_groups, state_dict["param_groups"], strict=False)
+    for index, (group, saved_group) in enumerate(groups):
+        pairs = zip(group["params"], saved_group["params"], strict=False)
+        for position, (param, saved_id) in enumerate(pairs):
+            yield Label(optimizer, index, position), param, state_dict["state"].get(saved_id, {})
 
 
 def _step_count(count: float) -> Tensor:
