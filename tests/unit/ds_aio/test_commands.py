@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,45 @@ def test_sizes_are_read_as_people_write_them(text: str, count: int) -> None:
 def test_what_is_no_size_is_refused() -> None:
     with pytest.raises(ValueError, match="lots"):
         parse_size("lots")
+
+
+@pytest.mark.parametrize("command_line", [throughput.main, command.main])
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--io_size", "lots"], "'lots' is no size: write 1048576"),
+        (["--io_size", "inf"], "'inf' is no size"),
+        (["--io_size", "0"], "at least one byte"),
+        (["--io_size=-5"], "at least one byte"),
+        (["--io_size", "64K", "--loops", "0"], "whole number of at least 1"),
+    ],
+)
+def test_arguments_that_measure_nothing_are_refused(
+    command_line: Callable[[list[str]], int],
+    extra: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line(extra)
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_is_a_file_is_told(
+    tmp_path: Path, sweep_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert throughput.main(["--folder", str(sweep_file), "--io_size", "64K"]) == 1
+    arguments = ["--nvme_dir", str(tmp_path), "--sweep_config", str(sweep_file)]
+    arguments += ["--io_size", "64K", "--log_dir", str(sweep_file)]
+    assert command.main(arguments) == 1
+    assert capsys.readouterr().err.count("sweep.json") >= 2
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", '{"block_size": []}'])
+def test_a_sweep_without_values_is_told(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "none.json").write_text(text)
+    arguments = ["--nvme_dir", str(tmp_path), "--sweep_config", str(tmp_path / "none.json")]
+    assert command.main(arguments) == 1
+    assert "none.json" in capsys.readouterr().err

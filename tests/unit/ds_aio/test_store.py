@@ -88,7 +88,7 @@ def test_shapes_and_offsets_are_checked(tmp_path: Path) -> None:
     with FileStore(tmp_path) as store:
         with pytest.raises(UnfitBuffer, match="flat"):
             store.write("k", torch.zeros(2, 2))
-        with pytest.raises(UnfitBuffer, match="negative"):
+        with pytest.raises(UnfitBuffer, match="no file has 8 bytes at offset -4"):
             store.read("k", torch.zeros(2), -4)
     with pytest.raises(StoreError, match="closed"):
         store.write("k", torch.zeros(2))
@@ -143,3 +143,11 @@ def test_the_section_makes_a_store(tmp_path: Path) -> None:
 def test_gpudirect_on_demand_fails_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(BackendUnavailable, match="CUDA"):
         make_store(tmp_path, {"use_gds": "true"})
+
+
+@pytest.mark.parametrize(("nbytes", "offset"), [(-5, 0), (4, -8), (4, 1 << 63)])
+def test_a_range_that_no_file_has_is_refused(tmp_path: Path, nbytes: int, offset: int) -> None:
+    with FileStore(tmp_path) as store:
+        store.write("k", torch.ones(10)).wait()
+        with pytest.raises(UnfitBuffer, match=f"no file has {nbytes} bytes at offset {offset}"):
+            store.prefetch("k", nbytes, offset)

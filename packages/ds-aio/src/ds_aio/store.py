@@ -110,6 +110,7 @@ class FileStore:
         when the memory for it is used up.
         """
         with self._mutex:
+            self._check_range(key, offset, nbytes)
             place = (key, offset, nbytes)
             if place in self._ahead or nbytes > self._ahead_left or not self._exists(key):
                 return False
@@ -145,6 +146,15 @@ class FileStore:
     def _check(self, key: str, tensor: Tensor, offset: int) -> int:
         if not self._finalizer.alive:
             raise StoreError(f"the store below {self._lease.path.parent} is closed")
+        if tensor.dim() != 1:
+            raise UnfitBuffer(
+                f"key {key!r}: expected a flat tensor, got shape {tuple(tensor.shape)}"
+            )
+        nbytes = tensor.numel() * tensor.element_size()
+        self._check_range(key, offset, nbytes)
+        return nbytes
+
+    def _check_range(self, key: str, offset: int, nbytes: int) -> None:
         if (
             not key
             or len(os.fsencode(key)) > LONGEST_KEY
@@ -153,13 +163,8 @@ class FileStore:
             or "\0" in key
         ):
             raise StoreError(f"key {key!r} is no file name of 1 to {LONGEST_KEY} bytes")
-        if tensor.dim() != 1:
-            raise UnfitBuffer(
-                f"key {key!r}: expected a flat tensor, got shape {tuple(tensor.shape)}"
-            )
-        if offset < 0:
-            raise UnfitBuffer(f"key {key!r}: offset {offset} is negative")
-        return tensor.numel() * tensor.element_size()
+        if offset < 0 or nbytes < 0 or offset + nbytes >= 1 << 63:
+            raise UnfitBuffer(f"key {key!r}: no file has {nbytes} bytes at offset {offset}")
 
     def _name(self, key: str) -> str:
         # The suffix keeps every key apart from the lock file.

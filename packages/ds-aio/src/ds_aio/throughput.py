@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import sys
@@ -20,7 +21,7 @@ from ds_aio.files import File
 from ds_aio.files import open as open_file
 from ds_aio.gds import GdsHandle
 from ds_aio.memory import aligned_tensor
-from ds_aio.sizes import parse_size, show_size
+from ds_aio.sizes import count_argument, show_size, size_argument
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ def measure(trial: Trial, *, write: bool, loops: int, warmup: int = 0) -> list[f
     tensor = _make_tensor(trial)
     _ensure_file(trial, tensor)
     rates = []
-    for loop in range(warmup + loops):
+    for loop in range(max(warmup, 0) + loops):
         if trial.flush_page_cache:
             _forget_pages(trial.path)
         begin = time.perf_counter()
         _move(trial, tensor, write=write)
-        if loop >= warmup:
+        if loop >= max(warmup, 0):
             rates.append(trial.io_size / (time.perf_counter() - begin))
     return rates
 
@@ -94,15 +95,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `ds_io`."""
     parser = argparse.ArgumentParser(prog="ds_io", description="Throughput of one file.")
     parser.add_argument("--folder", default=".", help="where the test file is made")
-    parser.add_argument("--io_size", type=parse_size, required=True, help="bytes, such as 1G")
+    parser.add_argument("--io_size", type=size_argument, required=True, help="bytes, such as 1G")
     parser.add_argument("--read", action="store_true", help="read instead of write")
-    parser.add_argument("--block_size", type=parse_size, default=1 << 20, help="such as 1M")
+    parser.add_argument("--block_size", type=size_argument, default=1 << 20, help="such as 1M")
     parser.add_argument("--queue_depth", type=int, default=32)
     parser.add_argument("--single_submit", action="store_true")
     parser.add_argument("--sequential_requests", action="store_true", help="do not overlap")
     parser.add_argument("--io_parallel", type=int, default=1, help="threads for one request")
     parser.add_argument("--backend", default="auto", help="io_uring, linux_aio, threads, python")
-    parser.add_argument("--loops", type=int, default=3)
+    parser.add_argument("--loops", type=count_argument, default=3)
     parser.add_argument("--warmup_loops", type=int, default=1)
     parser.add_argument("--gpu", action="store_true", help="tensor in device memory")
     parser.add_argument("--use_gds", action="store_true", help="demand GPUDirect Storage")
@@ -129,11 +130,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rates = measure(trial, write=not given.read, loops=given.loops, warmup=given.warmup_loops)
         with open_file(path, options=options) as file:
             report = file.report()
-    except AioError as error:
-        sys.stderr.write(f"ds_io: {error}\n")
+    except (AioError, OSError, RuntimeError) as error:  # of ours, of a file name, of memory
+        sys.stderr.write(f"ds_io: {str(error).splitlines()[0]}\n")
         return 1
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
     kind = "read" if given.read else "write"
     sys.stdout.write(
         f"{kind} {show_size(given.io_size)} x {given.loops}: "

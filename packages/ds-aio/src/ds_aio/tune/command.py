@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ds_aio.errors import AioError
-from ds_aio.sizes import parse_size, show_size
+from ds_aio.sizes import count_argument, show_size, size_argument
 from ds_aio.tune.plot import draw
 from ds_aio.tune.sweep import Plan, Point, Space, best_point, sweep
 
@@ -27,8 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = _plan(given)
         sys.stdout.write(f"Running DeepNVMe performance tuning on {given.nvme_dir}\n")
         points = list(_with_progress(sweep(plan, space), len(space), verbose=given.verbose))
-    except AioError as error:
-        sys.stderr.write(f"ds_nvme_tune: {error}\n")
+    except (AioError, OSError, RuntimeError) as error:  # of ours, of a file name, of memory
+        sys.stderr.write(f"ds_nvme_tune: {str(error).splitlines()[0]}\n")
         return 1
     kinds = [*([] if given.no_read else ["read"]), *([] if given.no_write else ["write"])]
     best = best_point(points)
@@ -37,7 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(f"Best performance (GB/sec): {rates}\n")
     section = json.dumps({"aio": best.section()}, indent=3)
     sys.stdout.write(section + "\n")
-    _keep(Path(given.log_dir), points, kinds, section)
+    try:
+        _keep(Path(given.log_dir), points, kinds, section)
+    except OSError as error:
+        sys.stderr.write(f"ds_nvme_tune: --log_dir: {error}\n")
+        return 1
     return 0
 
 
@@ -47,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sweep_config", help="JSON file of the values to try")
     parser.add_argument("--no_read", action="store_true", help="do not measure reads")
     parser.add_argument("--no_write", action="store_true", help="do not measure writes")
-    parser.add_argument("--io_size", type=parse_size, default=400 << 20, help="bytes (400M)")
+    parser.add_argument("--io_size", type=size_argument, default=400 << 20, help="bytes (400M)")
     parser.add_argument("--gpu", action="store_true", help="tensors in device memory")
     parser.add_argument("--gds", action="store_true", help="demand GPUDirect Storage")
     parser.add_argument(
@@ -56,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
         help="drop the file's cached pages before each loop; needs no special rights",
     )
     parser.add_argument("--log_dir", default="./_aio_bench_logs", help="where results are kept")
-    parser.add_argument("--loops", type=int, default=1, help="repetitions; medians count")
+    parser.add_argument(
+        "--loops", type=count_argument, default=1, help="repetitions; medians count"
+    )
     parser.add_argument("--verbose", action="store_true", help="print each result as it comes")
     return parser
 

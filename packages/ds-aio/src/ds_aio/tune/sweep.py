@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -44,6 +45,8 @@ class Space:
     def parse(described: Mapping[str, Any]) -> Space:
         """Builds a space from lists by name; names that are left out keep their defaults."""
         known = {field.name for field in fields(Space)}
+        if not isinstance(described, Mapping):
+            raise ValueError(f"expected an object of lists, got {described!r}")
         values: dict[str, Any] = {}
         for name, given in described.items():
             own = _OTHER_NAMES.get(name, name)
@@ -51,6 +54,8 @@ class Space:
                 raise ValueError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}")
             listed = given if isinstance(given, list) else [given]
             convert = _switch if own in ("single_submit", "overlap_events") else parse_size
+            if not listed:
+                raise ValueError(f"{name!r} has no values to try")
             values[own] = tuple(convert(value) for value in listed)
         return Space(**values)
 
@@ -110,7 +115,7 @@ class Plan:
 
 def sweep(plan: Plan, space: Space) -> Iterator[Point]:
     """Measures each combination in each folder; rates are means over the folders."""
-    paths = [folder / "ds_nvme_tune.tmp" for folder in plan.folders]
+    paths = [folder / f"ds_nvme_tune.{os.getpid()}.tmp" for folder in plan.folders]
     try:
         for options in space:
             yield Point(
