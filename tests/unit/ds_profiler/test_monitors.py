@@ -94,3 +94,15 @@ def test_the_master_writes_to_all_that_are_enabled(tmp_path: Path) -> None:
 def test_a_wrong_key_is_named() -> None:
     with pytest.raises(UsageError, match=r"csv_monitor\.output_pat"):
         MonitorSections.from_dict({"csv_monitor": {"output_pat": "x"}})
+
+
+def test_what_is_no_number_is_left_out_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitor = CsvMonitor(CsvSection(True, str(tmp_path), "job"))
+    bad: list[Any] = [("loss", None, 1), ("loss", torch.ones(2), 1), ("loss", 1.0)]
+    with caplog.at_level(logging.WARNING):
+        monitor.write_events([*bad, ("loss", 2.5, 1)])
+    assert (tmp_path / "job" / "loss.csv").read_text().split() == ["step,loss", "1,2.5"]
+    assert len(caplog.records) == 1
+    assert "('loss', None, 1)" in caplog.text

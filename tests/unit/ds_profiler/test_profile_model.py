@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -277,3 +279,82 @@ def test_a_profile_survives_json() -> None:
 def test_backward_without_anything_to_differentiate_is_explained() -> None:
     with torch.no_grad(), pytest.raises(UsageError, match="requires a gradient"):
         profile(nn.Linear(2, 2), torch.randn(1, 2), backward=True)
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return x + self.count
+
+
+@pytest.mark.parametrize("compute", [True, False])
+def test_a_buffer_that_forward_replaces_is_put_back(compute: bool) -> None:
+    model = Counts()
+    count = model.count
+    profile(model, torch.ones(2), compute=compute)
+    assert model.count is count
+    assert count.tolist() == [0.0]
+
+
+class Recursive(nn.Module):
+    def forward(self, x: Tensor, depth: int = 3) -> Tensor:
+        time.sleep(0.01)
+        return self(x, depth - 1) if depth else x + 1
+
+
+def test_a_module_that_calls_itself_is_timed_once() -> None:
+    result = profile(Recursive(), torch.ones(2), warm_up=0)
+    assert result.root.forward_seconds <= result.forward_seconds
+
+
+class Yields(nn.Module):
+    def forward(self, x: Tensor) -> Iterator[Tensor]:
+        yield x + 1
+
+
+def test_a_generator_is_refused_since_nothing_has_run() -> None:
+    with pytest.raises(UsageError, match="returned a generator"):
+        profile(Yields(), torch.ones(2))
+
+
+@pytest.mark.parametrize(("loss", "told"), [(lambda y: 1.0, "float"), (lambda y: y, r"\(2, 4\)")])
+def test_a_loss_that_is_no_scalar_is_told(loss: Callable[..., Any], told: str) -> None:
+    with pytest.raises(UsageError, match=f"loss gave {told}: it must give a tensor of one"):
+        profile(nn.Linear(4, 4), torch.ones(2, 4), backward=True, loss=loss)
+
+
+class Grows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "layer"):
+            self.layer = nn.Linear(4, 4, bias=False)
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_forward_makes_counts_for_its_maker() -> None:
+    assert profile(Grows(), torch.ones(2, 4)).macs == 32
+
+
+@pytest.mark.parametrize("compute", [True, False])
+def test_a_model_without_shapes_is_refused_by_name(compute: bool) -> None:
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(UsageError, match=r"0\.weight has no shape yet: run the model once"):
+        profile(model, torch.ones(2, 4), compute=compute)
+
+
+class InThread(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self.layer, x).result()  # type: ignore[no-any-return]
+
+
+def test_what_another_thread_runs_is_not_passed_off_as_free() -> None:
+    result = profile(InThread(), torch.ones(2, 4))
+    assert result.uncounted == {"forward in another thread": 1}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ds_profiler import (
     FlopsProfiler,
     Profile,
+    UsageError,
     chrome_trace,
     compare,
     comparison_text,
@@ -207,6 +208,14 @@ def test_the_command_writes_each_form(
         (["torch.nn:Identity", "--input", "2:floaty"], "float32"),
         (["torch:zeros_like"], "torch.nn.Module"),
         (["compare", "one.json"], "two JSON files"),
+        (["compare", "/no.json", "/no.json"], "cannot read: "),
+        ([":make"], "module:factory"),
+        (["torch.nn:Linear"], "cannot be called without arguments: missing a required"),
+        (["torch:pi"], "'torch:pi' is a float, not a factory"),
+        (["torch.nn:Identity", "a.json"], "'a.json': only compare takes files"),
+        (["torch.nn:Identity", "--device", "no"], "--device 'no': "),
+        (["torch.nn:Identity", "--input", "9999999999x9999999999"], "--input '9999999999x"),
+        (["torch.nn:Identity", "--input", "2x4", "-o", "/"], "cannot write: "),
     ],
 )
 def test_the_command_explains_what_is_wrong(
@@ -216,3 +225,21 @@ def test_the_command_explains_what_is_wrong(
         arguments = ["builtins:dict"]
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_names_that_look_like_markup_stay_in_the_table() -> None:
+    from rich.console import Console
+
+    result = profile(nn.ModuleDict({"[red]": nn.ReLU(), "[/dim]": nn.ReLU()}), call=lambda: None)
+    file = io.StringIO()
+    Console(file=file, width=200).print(rich_table(result))
+    text = file.getvalue()
+    assert "[red]" in text
+    assert "[/dim]" in text
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "x", '{"format": 1}'])
+def test_a_file_that_is_no_profile_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UsageError, match=r"a\.json holds no profile"):
+        Profile.load(tmp_path / "a.json")

@@ -67,7 +67,7 @@ class _Assembler:
         children = tuple(
             self._child(f"{name}.{label}" if name else label, child)
             for label, child in _all_children(module)
-            if not isinstance(child, self._ignored)
+            if not isinstance(child, self._ignored) and self._index.number(child) is not None
         )
         params, param_bytes = count_parameters(module)
         works = {phase: self._inclusive(number, phase, children) for phase in PHASES}
@@ -113,7 +113,10 @@ class _Assembler:
 
 
 def _all_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Children with every name they have here (`named_children` tells a shared one once)."""
+    """Children with every name they have here (`named_children` tells a shared one once).
+
+    One that forward has made is nobody's: what it did is booked on the module that called it.
+    """
     return [(name, child) for name, child in module._modules.items() if child is not None]
 
 

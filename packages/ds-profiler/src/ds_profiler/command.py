@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+@contextmanager
+def _explained(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turns what the arguments themselves cause into one line."""
+    try:
+        yield
+    except kinds as error:
+        raise UsageError(f"{what}: {str(error).splitlines()[0]}") from error
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ds-profile",
@@ -60,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="build and count on the meta device: no memory, no time measured",
     )
-    parser.add_argument("--dtype", choices=sorted(_DTYPES), help="convert the model to this")
+    floats = sorted(name for name, dtype in _DTYPES.items() if dtype.is_floating_point)
+    parser.add_argument("--dtype", choices=floats, help="convert the model to this")
     parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
     parser.add_argument("--warm-up", type=int, default=1, help="passes before the timed one")
     parser.add_argument("--depth", type=int, default=-1, help="depth of the aggregated report")
@@ -77,7 +89,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    device = torch.device("meta" if options.meta else options.device)
+    if options.files:
+        raise UsageError(f"{options.files[0]!r}: only compare takes files; -o names the output")
+    with _explained(f"--device {options.device!r}", RuntimeError, AssertionError):
+        device = torch.empty(0, device="meta" if options.meta else options.device).device
     factory = _load(options.target)
     with device:
         model = factory()
@@ -95,27 +110,29 @@ def _profile(options: argparse.Namespace) -> int:
             warm_up=options.warm_up,
         )
     for output in options.output or [None]:
-        write_report(
-            result,
-            output,
-            module_depth=options.depth,
-            top_modules=options.top,
-            detailed=not options.summary,
-        )
+        with _explained("cannot write", OSError):
+            write_report(
+                result,
+                output,
+                module_depth=options.depth,
+                top_modules=options.top,
+                detailed=not options.summary,
+            )
     return 0
 
 
 def _compare(files: Sequence[str]) -> int:
     if len(files) != 2:
         raise UsageError(f"compare needs two JSON files, got {len(files)}")
-    before, after = (Profile.load(file) for file in files)
+    with _explained("cannot read", OSError):
+        before, after = (Profile.load(file) for file in files)
     sys.stdout.write(comparison_text(compare(before, after)) + "\n")
     return 0
 
 
 def _load(target: str) -> Any:
     module_name, separator, path = target.partition(":")
-    if not separator or not path:
+    if not separator or not path or not module_name or module_name.startswith("."):
         raise UsageError(f"{target!r}: say module:factory, e.g. torchvision.models:resnet50")
     try:
         found: Any = importlib.import_module(module_name)
@@ -123,6 +140,14 @@ def _load(target: str) -> Any:
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"cannot load {target!r}: {error}") from error
+    if not callable(found):
+        raise UsageError(f"{target!r} is a {type(found).__name__}, not a factory to call")
+    try:
+        signature = inspect.signature(found)
+    except ValueError:
+        return found  # some builtins tell nothing about their arguments
+    with _explained(f"{target!r} cannot be called without arguments", TypeError):
+        signature.bind()
     return found
 
 
@@ -141,7 +166,8 @@ def _inputs(
             )
         dtype = _DTYPES[match["dtype"]] if match["dtype"] else like.dtype
         sizes = [int(size) for size in match["sizes"].split("x")]
-        tensor = torch.ones(sizes, dtype=dtype, device=device)
+        with _explained(f"--input {text!r}", RuntimeError):
+            tensor = torch.ones(sizes, dtype=dtype, device=device)
         if match["name"]:
             kwargs[match["name"]] = tensor
         else:

@@ -97,6 +97,8 @@ class FlopCounter:
     def _enter(self, call: Call, args: Any) -> None:
         call.data = torch._C._current_autograd_node() is not None
         self.tally.calls[call.number] += not call.data
+        if not call.data and threading.get_ident() != self._home:  # a mode sees its own thread
+            self.tally.add_unknown(call.number, FORWARD, "forward in another thread")
         self._mark()
 
     def _leave(self, call: Call, output: Any, failed: bool) -> None:

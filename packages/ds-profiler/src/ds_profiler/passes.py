@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -39,12 +39,22 @@ class Run:
 
     def forward(self) -> Any:
         """The output."""
-        return self.call(*self.args, **self.kwargs)
+        output = self.call(*self.args, **self.kwargs)
+        if isinstance(output, Generator | AsyncGenerator | Coroutine):
+            raise UsageError(
+                f"the model returned a {type(output).__name__}, which computes nothing until it is "
+                "read: profile a module whose forward reads it to its end"
+            )
+        return output
 
     def scalar(self, output: Any) -> Tensor:
         """What the backward pass starts from."""
         if self.loss is not None:
-            return self.loss(output)
+            loss = self.loss(output)
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+                raise UsageError(f"loss gave {shape}: it must give a tensor of one element")
+            return loss
         parts = [tensor.sum() for tensor in tensors_in(output) if tensor.requires_grad]
         if not parts:
             raise UsageError(

@@ -186,7 +186,10 @@ class Profile:
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """Read what `save` wrote."""
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{path} holds no profile: {error!r}") from error
 
 
 def _module(data: dict[str, Any]) -> ModuleProfile:

@@ -72,6 +72,8 @@ class ModuleTimer:
         end = self._clock.mark()
         if failed:
             return
+        if any(outer.number == call.number for outer in self._watch.stack()):
+            return  # a module that calls itself: the outer call's time has this in it
         sources, begin = call.data
         self._forward.append((call.number, begin, end))
         results = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]

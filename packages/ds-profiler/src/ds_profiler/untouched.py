@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ds_profiler.errors import UsageError
 
 
 @contextmanager
@@ -20,9 +23,15 @@ def untouched(model: nn.Module, *, training: bool | None = None) -> Iterator[Non
         model: the model.
         training: puts the model in training (True) or evaluation (False) mode meanwhile.
     """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise UsageError(f"{name} has no shape yet: run the model once, then profile it")
     flags = [(module, module.training) for module in model.modules()]
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    # A forward may put another tensor in a buffer's place. (Scripted modules keep no dict.)
+    tables = [m._buffers for m in model.modules() if isinstance(m._buffers, dict)]
+    places = [(table, dict(table)) for table in tables]
     devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
     if training is not None:
         model.train(training)
@@ -36,6 +45,8 @@ def untouched(model: nn.Module, *, training: bool | None = None) -> Iterator[Non
             module.training = flag
         for parameter, grad in grads:
             parameter.grad = grad
+        for table, before in places:
+            table.update(before)
         with torch.no_grad():
             for buffer, value in buffers:
                 if buffer.device.type != "meta" and not torch.equal(buffer, value):

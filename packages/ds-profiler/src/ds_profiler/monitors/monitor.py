@@ -34,6 +34,7 @@ class RankZeroMonitor(ABC):
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled and _rank() == 0
+        self._told = False
         if self.enabled:
             self._open()
 
@@ -41,8 +42,9 @@ class RankZeroMonitor(ABC):
         """Write events, if this is rank 0 and nothing failed before."""
         if not self.enabled:
             return
+        events = self._readable(event_list)
         try:
-            self._write([(label, float(value), int(step)) for label, value, step in event_list])
+            self._write(events)
         except Exception as error:  # the promise of this class; reported below
             self.enabled = False
             logger.warning(
@@ -51,6 +53,20 @@ class RankZeroMonitor(ABC):
                 type(error).__name__,
                 error,
             )
+
+    def _readable(self, event_list: Sequence[Event]) -> list[tuple[str, float, int]]:
+        """The events that hold numbers; the first that does not is told, those are left out."""
+        events = []
+        for event in event_list:
+            try:
+                label, value, step = event
+                events.append((str(label), float(value), int(step)))
+            except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+                if not self._told:
+                    self._told = True
+                    kind = type(self).__name__
+                    logger.warning("%s leaves out what is no number: %r: %s", kind, event, error)
+        return events
 
     def close(self) -> None:
         """Finish writing; idempotent."""

@@ -18,4 +18,5 @@ def html_report(profile: Profile, *, title: str | None = None) -> str:
     page = resources.files("ds_profiler.report").joinpath("page.html").read_text(encoding="utf-8")
     data = json.dumps(profile.to_dict()).replace("<", "\\u003c")  # no text may end the element
     heading = html.escape(title or f"Profile of {profile.root.kind}")
-    return page.replace("{{title}}", heading).replace("{{profile}}", data)
+    parts = (part.replace("{{title}}", heading) for part in page.split("{{profile}}"))
+    return data.join(parts)

@@ -17,10 +17,11 @@ def rich_table(profile: Profile, *, max_depth: int | None = None) -> Any:
         max_depth: deepest level to list; None lists all.
     """
     try:
+        from rich.markup import escape
         from rich.table import Table
     except ImportError as error:
         raise MissingExtra("rich_table", "rich", "rich") from error
-    table = Table(title=f"{profile.root.kind} on {profile.device}")
+    table = Table(title=f"{escape(profile.root.kind)} on {profile.device}")
     table.add_column("module")
     for name in ("params", "fwd flops", "%", "bwd flops", "activations", "fwd", "bwd"):
         table.add_column(name, justify="right")
@@ -30,12 +31,13 @@ def rich_table(profile: Profile, *, max_depth: int | None = None) -> Any:
             continue
         if module.shared_with is not None:
             table.add_row(
-                f"{'  ' * depth}{module.label} [dim]shared with {module.shared_with}[/dim]"
+                f"{'  ' * depth}{escape(module.label)} "
+                f"[dim]shared with {escape(module.shared_with)}[/dim]"
             )
             continue
-        kind = f" [dim]{module.kind}[/dim]" if depth else ""
+        kind = f" [dim]{escape(module.kind)}[/dim]" if depth else ""
         table.add_row(
-            f"{'  ' * depth}{module.label or module.kind}{kind}",
+            f"{'  ' * depth}{escape(module.label or module.kind)}{kind}",
             number_to_string(module.params),
             number_to_string(module.forward.flops),
             percent(module.forward.flops, total),

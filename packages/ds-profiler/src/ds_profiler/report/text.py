@@ -156,7 +156,7 @@ def aggregated_report(profile: Profile, *, module_depth: int = -1, top_modules: 
         kind.params += module.params
         kind.macs += module.forward.macs
         kind.seconds += module.forward_seconds
-    wanted = range(len(depths)) if module_depth == -1 else [min(module_depth, len(depths) - 1)]
+    wanted = range(len(depths)) if module_depth < 0 else [min(module_depth, len(depths) - 1)]
     lines = [
         "----------------------------- Aggregated Profile per GPU -----------------------------",
         f"Top {top_modules} modules in terms of params, MACs or fwd latency at different model "
@@ -174,7 +174,7 @@ def _top(kinds: dict[str, _Kind], count: int) -> Iterator[str]:
         ("fwd latency", lambda kind: kind.seconds, duration_to_string),
     ]
     for title, key, show in columns:
-        best = sorted(kinds.items(), key=lambda item: key(item[1]), reverse=True)[:count]
+        best = sorted(kinds.items(), key=lambda item: key(item[1]), reverse=True)[: max(count, 0)]
         yield f"    {title} - { {name: show(key(kind)) for name, kind in best} }"
 
 

@@ -50,4 +50,4 @@ def write_text(text: str, output_file: str | Path | None) -> None:
         return
     path = Path(output_file)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")
