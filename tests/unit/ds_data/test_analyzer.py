@@ -184,3 +184,17 @@ def test_lengths_of_another_data_set_are_refused(tmp_path):
     sample_lengths(DATA, tmp_path)
     with pytest.raises(RuleError, match="remove the files of another data set"):
         sample_lengths(DATA[:50], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (["a", "a"], {}, "needs a file name of its own"),
+        (["../a"], {}, "needs a file name of its own"),
+        (["a"], {"sample_indices": [1]}, "1 sample_indices for 2 samples"),
+    ],
+)
+def test_what_would_be_written_over_is_refused(tmp_path, names, options, message):
+    metrics = [Metric(name, len) for name in names]
+    with pytest.raises(RuleError, match=message):
+        DataAnalyzer(["x", "y"], metrics, tmp_path, **options)

@@ -93,3 +93,16 @@ def test_state_restores_the_difficulty():
     other = scheduler()
     other.set_state(schedule.get_state())
     assert other.get_current_difficulty() == schedule.get_current_difficulty() > 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "message"),
+    [
+        ("fixed_root", {"root_degree": float("nan")}, "root_degree is nan: expected a number"),
+        ("fixed_linear", {"difficulty_step": "8"}, "difficulty_step is '8': expected a number"),
+        ("fixed_discrete", {"difficulty": 8}, "difficulty is 8: expected a list"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(kind, config, message):
+    with pytest.raises(RuleError, match=message):
+        scheduler(kind, **({"max_step": []} | config))

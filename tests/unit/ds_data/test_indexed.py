@@ -18,6 +18,7 @@ from ds_data import (
     RuleError,
     best_dtype,
 )
+from ds_data.indexed_lists import IndexedDataset, IndexedDatasetBuilder
 
 DEEPSPEED = ["uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"]
 MEGATRON = ["uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"]
@@ -182,3 +183,33 @@ def test_damage_is_found_on_opening(tmp_path, damage, message):
     damage(tmp_path / "d.bin", tmp_path / "d.idx")
     with pytest.raises(FormatError, match=message):
         MMapIndexedDataset(tmp_path / "d")
+
+
+def test_one_changed_byte_of_a_table_is_found(tmp_path):
+    build(tmp_path / "d", [np.arange(n) for n in (3, 0, 2)], np.int32)
+    good = (tmp_path / "d.idx").read_bytes()
+    for at in range(34, len(good) - 4 * 8):  # sizes and pointers; documents may lie elsewhere
+        (tmp_path / "d.idx").write_bytes(good[:at] + bytes([good[at] ^ 0x41]) + good[at + 1 :])
+        with pytest.raises(FormatError, match=r"damaged|is cut|bytes an element"):
+            MMapIndexedDataset(tmp_path / "d")
+
+
+@pytest.mark.parametrize("documents", [(-1, 1), (0, 9), (2, 1)])
+def test_documents_outside_the_items_are_refused(tmp_path, documents):
+    build(tmp_path / "d", [np.arange(3)], np.int32)
+    good = (tmp_path / "d.idx").read_bytes()
+    (tmp_path / "d.idx").write_bytes(good[:-16] + struct.pack("<2q", *documents))
+    with pytest.raises(FormatError, match="documents do not rise from 0 to 1"):
+        MMapIndexedDataset(tmp_path / "d")
+
+
+def test_damage_of_the_older_layout_is_found(tmp_path):
+    with IndexedDatasetBuilder(tmp_path / "d.bin", np.int32) as builder:
+        builder.add_item(np.arange(3))
+        builder.add_item(np.arange(2))
+    good = (tmp_path / "d.idx").read_bytes()
+    for at in range(len(good)):
+        for bad in (good[:at], good[:at] + bytes([good[at] ^ 0x41]) + good[at + 1 :]):
+            (tmp_path / "d.idx").write_bytes(bad)
+            with pytest.raises(FormatError):
+                list(map(IndexedDataset(tmp_path / "d").__getitem__, range(2)))

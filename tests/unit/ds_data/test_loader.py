@@ -187,3 +187,45 @@ def test_token_weight_is_that_of_the_batch_handed_out_last():
             break
     np.testing.assert_allclose(weights, make().plan.token_weights()[:8])
     assert [loader.token_count() for loader in loaders] == make().plan.tokens[6:8].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 2, "world_size": 2}, "rank 2 does not lie in a world of 2"),
+        ({"rank": -1}, "rank -1 does not lie"),
+        ({"world_size": 0}, "in a world of 0"),
+        ({"seed": -1}, "seed is -1: it must not be negative"),
+        ({"max_length": 0}, "max_length is 0: it must be at least 1"),
+        ({"lengths": np.full(4, 2.5)}, "lengths are whole numbers"),
+    ],
+)
+def test_what_would_deal_wrongly_is_refused(options, message):
+    with pytest.raises(RuleError, match=message):
+        make(**options)
+
+
+def test_lengths_of_other_data_and_ids_outside_are_refused():
+    rules = BatchRules(max_tokens=40)
+    with pytest.raises(RuleError, match="2 lengths are given for 9 samples"):
+        VariableBatchLoader(range(9), [3, 4], rules)
+    with pytest.raises(RuleError, match="ids reach from -1 to 0: there are 2 samples"):
+        list(VariableBatchLoader(range(2), [3, 4], rules, ids=[-1, 0]))
+
+
+def test_a_state_of_other_rules_or_lengths_is_refused():
+    stopped = make()
+    take(stopped, 3)
+    state = json.loads(json.dumps(stopped.state_dict()))
+    with pytest.raises(RuleError, match="seed was 0, is 3"):
+        make(seed=3).load_state_dict(state)
+    with pytest.raises(RuleError, match="samples was 200, is 190; checksum was"):
+        make(lengths=LENGTHS[:190]).load_state_dict(state)
+
+
+def test_tokens_are_told_only_of_what_was_handed_out():
+    loader = make()
+    for batch in loader:
+        assert loader.token_count() == LENGTHS[batch].sum()
+    with pytest.raises(RuleError, match="no micro-batch of this epoch"):
+        loader.token_count()

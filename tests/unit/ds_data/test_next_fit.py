@@ -95,3 +95,9 @@ def test_best_fit_bins_equal_item_by_item_placement(case):
     assert len(filled) == len(rooms)
     assert sorted(budget - filled) == sorted(room[0] for room in rooms)
     assert np.bincount(bin_of).max() <= most
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_budget_without_an_end_is_no_budget(lanes):
+    edges = cut_unpadded(np.full(8 * lanes, 5), 2**63 - 1, 3, lanes=lanes)
+    assert edges.tolist() == [0, 3, 6, 8]

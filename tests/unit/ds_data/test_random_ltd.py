@@ -219,3 +219,14 @@ def test_a_layer_gets_the_positions_of_its_tokens():
     out = layer(torch.zeros(2, 10, 1), position_ids=torch.arange(10)[None])
     changed = out[..., 0].nonzero(as_tuple=True)
     assert out[..., 0][changed].equal(changed[1].float())
+
+
+def test_a_layer_used_twice_is_wrapped_in_both_places():
+    layer = nn.Linear(4, 4)
+    model = convert_to_random_ltd(nn.Sequential(layer, layer), nn.Linear)
+    assert all(isinstance(part, RandomLayerTokenDrop) for part in model)
+
+
+def test_a_missing_key_of_the_schedule_is_named():
+    with pytest.raises(RuleError, match="random-LTD needs 'schedule_config'"):
+        RandomLTDScheduler({"random_ltd_schedule": {"min_value": 8}})

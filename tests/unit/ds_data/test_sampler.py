@@ -202,3 +202,22 @@ def test_files_of_another_data_set_are_refused(tmp_path):
             difficulty="value",
             num_samples=20,
         )
+
+
+@pytest.mark.parametrize("values", [[5], range(50)])
+def test_values_of_other_data_are_refused(values):
+    rule = by_value(list(values), 20, 99)
+    with pytest.raises(RuleError, match="expected one for each of 100 samples"):
+        CurriculumSampler(100, Shares(micro_batch_size=4), {"words": rule})
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 2}, {"rank": -1}, {"world_size": 0}])
+def test_shares_outside_the_world_are_refused(wrong):
+    with pytest.raises(RuleError, match="does not lie in a world of"):
+        Shares(**({"micro_batch_size": 4, "world_size": 2} | wrong))
+
+
+def test_a_state_of_another_number_of_samples_is_refused():
+    state = make().state_dict()
+    with pytest.raises(RuleError, match="the state is of 100 samples, there are 50"):
+        make(range(50)).load_state_dict(state)

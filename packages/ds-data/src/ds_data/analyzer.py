@@ -87,6 +87,11 @@ class DataAnalyzer:
             raise RuleError(f"worker_id {worker_id} must lie in 0..{num_workers - 1}")
         if batch_size < 1 or not metrics:
             raise RuleError(f"batch_size {batch_size} must be at least 1, and a metric be given")
+        names = [metric.name for metric in metrics]
+        if len(set(names)) < len(names) or any(not name or "/" in name for name in names):
+            raise RuleError(f"metrics are called {names}: each needs a file name of its own")
+        if sample_indices is not None and len(sample_indices) != len(dataset):
+            raise RuleError(f"{len(sample_indices)} sample_indices for {len(dataset)} samples")
         self._source = Source(dataset, batch_size, collate_fn, num_threads)
         self._metrics = list(metrics)
         self._folder = Path(save_path)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 from ds_data.errors import RuleError
@@ -27,7 +29,7 @@ def root_schedule(
     Difficulties are multiples of `multiple`, the first one not below `least`; `most` is reached
     at `steps` exactly, even if it is no multiple.
     """
-    if steps < 1 or multiple < 1 or degree <= 0:
+    if steps < 1 or multiple < 1 or not degree > 0:
         raise RuleError(
             f"total_curriculum_step {steps} and difficulty_step {multiple} must be at least 1, "
             f"root_degree {degree} above 0"
@@ -56,6 +58,23 @@ def discrete_schedule(difficulties: list[int], last_steps: list[int]) -> Difficu
     return lambda step: difficulties[bisect_left(last_steps, step)]
 
 
+def _number(config: Mapping[str, Any], key: str, value: Any = None) -> float:
+    value = config[key] if value is None else value
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise RuleError(f"{key} is {config[key]!r}: expected a number")
+    return float(value)
+
+
+def _whole(config: Mapping[str, Any], key: str) -> int:
+    return int(_number(config, key))
+
+
+def _wholes(config: Mapping[str, Any], key: str) -> list[int]:
+    if isinstance(config[key], str) or not isinstance(config[key], Sequence):
+        raise RuleError(f"{key} is {config[key]!r}: expected a list of numbers")
+    return [int(_number(config, key, value)) for value in config[key]]
+
+
 class CurriculumScheduler:
     """The difficulty of the present step.
 
@@ -71,8 +90,8 @@ class CurriculumScheduler:
         for key in ("min_difficulty", "max_difficulty", "schedule_type"):
             if config.get(key) is None:
                 raise RuleError(f"a curriculum needs {key!r}")
-        self.min_difficulty = int(config["min_difficulty"])
-        self.max_difficulty = int(config["max_difficulty"])
+        self.min_difficulty = _whole(config, "min_difficulty")
+        self.max_difficulty = _whole(config, "max_difficulty")
         if not 0 <= self.min_difficulty <= self.max_difficulty:
             raise RuleError(
                 f"min_difficulty {self.min_difficulty} and max_difficulty {self.max_difficulty}: "
@@ -96,20 +115,20 @@ class CurriculumScheduler:
         if self.schedule_type == "custom":
             return None
         if self.schedule_type == "fixed_discrete":
-            levels = [int(level) for level in config["difficulty"]]
+            levels = _wholes(config, "difficulty")
             outside = [v for v in levels if not self.min_difficulty <= v <= self.max_difficulty]
             if outside or levels != sorted(levels):
                 raise RuleError(
                     f"difficulty {levels} must not fall, and stay within min_difficulty "
                     f"{self.min_difficulty} and max_difficulty {self.max_difficulty}"
                 )
-            return discrete_schedule(levels, [int(step) for step in config["max_step"]])
+            return discrete_schedule(levels, _wholes(config, "max_step"))
         return root_schedule(
             self.min_difficulty,
             self.max_difficulty,
-            steps=int(config["total_curriculum_step"]),
-            multiple=int(config["difficulty_step"]),
-            degree=config["root_degree"] if self.schedule_type == "fixed_root" else 1.0,
+            steps=_whole(config, "total_curriculum_step"),
+            multiple=_whole(config, "difficulty_step"),
+            degree=_number(config, "root_degree") if self.schedule_type == "fixed_root" else 1.0,
         )
 
     def set_custom_get_difficulty(self, schedule_function: DifficultyFn) -> None:

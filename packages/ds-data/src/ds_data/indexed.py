@@ -42,7 +42,7 @@ class MMapIndexedDataset:
         size = path.stat().st_size
         width = self._dtype.itemsize
         if len(index.sizes):
-            end = int((index.pointers + index.sizes.astype(np.int64) * width).max())
+            end = int(index.pointers[-1]) + int(index.sizes[-1]) * width
             if end > size:
                 raise FormatError(f"{path} has {size} bytes, its index reaches {end}: it is cut")
         if size % width or bool((index.pointers % width).any()):

@@ -14,6 +14,7 @@ from ds_data.errors import FormatError, RuleError
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
+_CHECKED_AT_ONCE = 1 << 20
 _HEADER = struct.Struct("<QBQQ")  # version, dtype code, number of items, length of doc_idx
 
 # Codes 1-5 mean the same everywhere; from 6 on the two families differ.
@@ -127,8 +128,37 @@ def read_index(prefix: str | Path, dialect: Dialect | None = None) -> Index:
     sizes = np.frombuffer(raw, "<i4", items, begin)
     pointers = np.frombuffer(raw, "<i8", items, begin + 4 * items)
     doc_idx = np.frombuffer(raw, "<i8", documents, begin + 12 * items)
+    _check_documents(path, doc_idx, items)
     width = _item_width(sizes, pointers, bin_path(prefix))
-    return Index(_dtype_of(path, code, width, dialect), sizes, pointers, doc_idx)
+    dtype = _dtype_of(path, code, width, dialect)
+    _check_places(path, sizes, pointers, dtype.itemsize)
+    return Index(dtype, sizes, pointers, doc_idx)
+
+
+def _check_documents(path: Path, doc_idx: npt.NDArray[np.int64], items: int) -> None:
+    if not len(doc_idx):
+        return
+    if doc_idx[0] != 0 or doc_idx[-1] > items or bool((np.diff(doc_idx) < 0).any()):
+        raise FormatError(f"{path}: documents do not rise from 0 to {items}: it is damaged")
+
+
+def _check_places(
+    path: Path, sizes: npt.NDArray[np.int32], pointers: npt.NDArray[np.int64], width: int
+) -> None:
+    """Items lie end to end from the first byte on, as every writer lays them."""
+    expected = 0
+    for begin in range(0, len(sizes), _CHECKED_AT_ONCE):
+        part = slice(begin, begin + _CHECKED_AT_ONCE)
+        ends = expected + np.cumsum(sizes[part], dtype=np.int64) * width
+        starts = np.append(expected, ends[:-1])
+        wrong = np.flatnonzero((sizes[part] < 0) | (pointers[part] != starts))
+        if len(wrong):
+            at = begin + int(wrong[0])
+            raise FormatError(
+                f"{path}: item {at} has {sizes[at]} elements and begins at byte {pointers[at]}, "
+                f"expected at {starts[at - begin]}: it is damaged"
+            )
+        expected = int(ends[-1])
 
 
 def _item_width(

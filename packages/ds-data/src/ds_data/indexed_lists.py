@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import struct
 from pathlib import Path
@@ -30,16 +31,31 @@ class IndexedDataset:
             raw = file.read()
         if not raw.startswith(MAGIC):
             raise FormatError(f"{idx_path(path)} is no list index: it begins with {raw[:8]!r}")
+        at = len(MAGIC) + _HEADER.size
+        if len(raw) < at:
+            raise FormatError(f"{idx_path(path)} is cut")
         version, code, width, items, sizes, documents = _HEADER.unpack_from(raw, len(MAGIC))
         self.dtype = code_dtype(code)
         if version != 1 or width != self.dtype.itemsize:
             raise FormatError(f"{idx_path(path)}: version {version}, {width} bytes an element")
-        at = len(MAGIC) + _HEADER.size
-        if len(raw) < at + 8 * (2 * (items + 1) + sizes + documents):
-            raise FormatError(f"{idx_path(path)} is cut")
+        expected = at + 8 * (2 * (items + 1) + sizes + documents)
+        if len(raw) != expected:
+            raise FormatError(f"{idx_path(path)} has {len(raw)} bytes, not {expected}: is it cut?")
         numbers = np.frombuffer(raw, "<i8", offset=at)
         ends = np.cumsum([items + 1, items + 1, sizes, documents])
         self._dims, self._offsets, self._shapes, self.doc_idx = np.split(numbers, ends)[:4]
+        self._check()
+
+    def _check(self) -> None:
+        bounds = {"items": self._dims, "offsets": self._offsets, "documents": self.doc_idx}
+        for name, table in bounds.items():
+            if len(table) and (table[0] != 0 or bool((np.diff(table) < 0).any())):
+                raise FormatError(f"{idx_path(self._path)}: {name} do not rise from 0")
+        if self._dims[-1] != len(self._shapes) or self._shapes.min(initial=0) < 0:
+            raise FormatError(f"{idx_path(self._path)}: the shapes of items are damaged")
+        size, needed = bin_path(self._path).stat().st_size, int(self._offsets[-1])
+        if needed * self.dtype.itemsize > size:
+            raise FormatError(f"{bin_path(self._path)} has {size} bytes: it is cut")
 
     def __len__(self) -> int:
         return len(self._dims) - 1
@@ -52,7 +68,12 @@ class IndexedDataset:
         begin, end = (int(self._offsets[index + side]) for side in (0, 1))
         data.seek(begin * self.dtype.itemsize)
         values = np.frombuffer(data.read((end - begin) * self.dtype.itemsize), self.dtype)
-        return values.reshape(self._shapes[self._dims[index] : self._dims[index + 1]])
+        shape = self._shapes[self._dims[index] : self._dims[index + 1]].tolist()
+        if math.prod(shape) != len(values):
+            raise FormatError(
+                f"{self._path}: item {index} of shape {shape} has {len(values)} values"
+            )
+        return values.reshape(shape)
 
     def _file(self) -> BinaryIO:
         if self._data is None:

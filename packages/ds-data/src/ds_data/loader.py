@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from ds_data.errors import RuleError
-from ds_data.packing import BatchPlan, BatchRules, Ints, plan_batches
+from ds_data.packing import BatchPlan, BatchRules, Ints, as_lengths, plan_batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class VariableBatchLoader:
         ids: Ints | Sequence[int] | None = None,
         options: LoaderOptions | None = None,
     ) -> None:
+        if not 0 <= rank < world_size:
+            raise RuleError(f"rank {rank} does not lie in a world of {world_size}")
         if micro_batches % world_size:
             raise RuleError(
                 f"{micro_batches} micro-batches cannot be dealt evenly to {world_size} ranks"
@@ -58,7 +62,12 @@ class VariableBatchLoader:
         if rules.same_length and self.options.pad_sample is None:
             raise RuleError("same_length needs pad_sample(sample, length) in the loader's options")
         self._dataset = dataset
-        self._lengths = np.ascontiguousarray(lengths, dtype=np.int64)
+        self._lengths = as_lengths(lengths)
+        if hasattr(dataset, "__len__") and len(dataset) != len(self._lengths):
+            raise RuleError(
+                f"{len(self._lengths)} lengths are given for {len(dataset)} samples: there is one "
+                "for each; `ids` says which to use"
+            )
         self._rules = rules
         self._ids = ids
         self._rank, self._world_size = rank, world_size
@@ -111,7 +120,10 @@ class VariableBatchLoader:
         return int(self.plan.tokens[self._last()])
 
     def _last(self) -> int:
-        return self._segments[-1][1] - self._world_size + self._rank
+        done = self._segments[-1][1]
+        if done < self._world_size:
+            raise RuleError("no micro-batch of this epoch was handed out yet")
+        return done - self._world_size + self._rank
 
     def token_weight(self) -> float:
         """`token_count` over the mean of its batch: losses times their weights average to the
@@ -170,7 +182,15 @@ class VariableBatchLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """A JSON-serialisable description of what was handed out, the same on every rank."""
-        return {"epoch": self._epoch, "segments": [list(pair) for pair in self._segments]}
+        segments = [list(pair) for pair in self._segments]
+        return {"epoch": self._epoch, "segments": segments, "made_of": self._made_of}
+
+    @cached_property
+    def _made_of(self) -> dict[str, Any]:
+        """What must agree for the same samples to be left."""
+        ids = b"" if self._ids is None else np.asarray(self._ids, dtype=np.int64).tobytes()
+        checksum = crc32(ids, crc32(self._lengths.data))
+        return {"samples": len(self._lengths), "checksum": checksum, **asdict(self._rules)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batch that was handed out when `state` was taken.
@@ -178,6 +198,17 @@ class VariableBatchLoader:
         The number of workers and of ranks may differ, and so may `micro_batches`: the samples
         that are left are then planned anew.
         """
+        now = self._made_of
+        changed = [
+            f"{key} was {value}, is {now[key]}"
+            for key, value in state.get("made_of", {}).items()
+            if now.get(key, value) != value
+        ]
+        if changed:
+            raise RuleError(
+                f"the state is of other lengths, ids or rules ({'; '.join(changed)}): which "
+                "samples are left cannot be told"
+            )
         self._epoch, self._plan = int(state["epoch"]), None
         self._segments = [(int(size), int(done)) for size, done in state["segments"]]
         if self._segments[-1][0] != self.micro_batches:

@@ -29,7 +29,8 @@ def cut_unpadded(lengths: Ints, budget: int, max_count: int, *, lanes: int = 1) 
     for lane in range(lanes):
         total = np.zeros(rows + 1, dtype=np.int64)
         np.cumsum(lengths[lane::lanes], out=total[1:])
-        end = np.searchsorted(total, total[:-1] + budget, side="right") - 1
+        room = min(budget, int(total[-1]))  # the sum with a huge budget would not fit
+        end = np.searchsorted(total, total[:-1] + room, side="right") - 1
         np.minimum(reach, end, out=reach)
     return _follow(reach, rows)
 

@@ -62,9 +62,13 @@ class BatchRules:
     def __post_init__(self) -> None:
         least = {"max_tokens": self.max_tokens, "min_batch_size": self.min_batch_size}
         least |= {"window": self.window, "max_batch_size": self.max_batch_size or 1}
+        if self.max_length is not None:
+            least["max_length"] = self.max_length
         for name, value in least.items():
-            if value < 1:
+            if not value >= 1:  # NaN neither
                 raise RuleError(f"{name} is {value}: it must be at least 1")
+        if self.seed < 0:
+            raise RuleError(f"seed is {self.seed}: it must not be negative")
         if self.max_batch_size is not None and self.max_batch_size < self.min_batch_size:
             raise RuleError(
                 f"max_batch_size {self.max_batch_size} is below min_batch_size "
@@ -74,6 +78,8 @@ class BatchRules:
             raise RuleError(f"order is {self.order!r}: expected one of {', '.join(ORDERS)}")
         if self.count not in ("padded", "unpadded"):
             raise RuleError(f"count is {self.count!r}: expected 'padded' or 'unpadded'")
+        if self.too_long not in ("skip", "error"):
+            raise RuleError(f"too_long is {self.too_long!r}: expected 'skip' or 'error'")
 
     @property
     def equal_sizes(self) -> bool:
@@ -172,8 +178,12 @@ def plan_batches(
     """
     if micro_batches < 1:
         raise RuleError(f"micro_batches is {micro_batches}: it must be at least 1")
-    every = np.ascontiguousarray(lengths, dtype=np.int64)
+    every = as_lengths(lengths)
     chosen = np.arange(len(every)) if ids is None else np.asarray(ids, dtype=np.int64)
+    if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < len(every):
+        raise RuleError(
+            f"ids reach from {chosen.min()} to {chosen.max()}: there are {len(every)} samples"
+        )
     mine = every if ids is None else every[chosen]
     if len(mine) and int(mine.min()) < 1:
         worst = int(chosen[int(mine.argmin())])
@@ -182,6 +192,19 @@ def plan_batches(
     random = np.random.default_rng([rules.seed, *np.atleast_1d(epoch).tolist()])
     group = _equal_groups if rules.equal_sizes else _free_packs
     return group(kept, every, rules, micro_batches, random, too_long)
+
+
+def as_lengths(lengths: Ints | Sequence[int]) -> Ints:
+    """One whole number a sample, as an array."""
+    given = np.asarray(lengths)
+    with np.errstate(invalid="ignore"):
+        whole = given.astype(np.int64) if given.dtype.kind in "iuf" else None
+    if whole is None or given.ndim != 1 or not bool((whole == given).all()):
+        raise RuleError(
+            f"lengths are whole numbers, one a sample: got {given.dtype.name} of shape "
+            f"{given.shape}"
+        )
+    return np.ascontiguousarray(whole)
 
 
 def _within_length(chosen: Ints, mine: Ints, rules: BatchRules) -> tuple[Ints, Ints]:

@@ -98,24 +98,31 @@ class RandomLTDScheduler:
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        schedule = config["random_ltd_schedule"]
-        steps = schedule["schedule_config"]
-        self.model_layer_num = int(config["total_layer_num"])
-        self.random_ltd_layer_num = int(config["random_ltd_layer_num"])
-        self.global_batch_size = int(config.get("global_batch_size", 1))
-        self.min_value, self.max_value = int(schedule["min_value"]), int(schedule["max_value"])
-        self._steps, self._multiple = int(steps["require_steps"]), int(steps["seq_per_step"])
+        try:
+            schedule = config["random_ltd_schedule"]
+            self._read(config, schedule, schedule["schedule_config"])
+        except KeyError as error:
+            raise RuleError(f"random-LTD needs {error.args[0]!r}") from None
         if not 0 < self.min_value <= self.max_value or self._steps < 1 or self._multiple < 1:
             raise RuleError(
                 f"min_value {self.min_value} must lie in 1..max_value {self.max_value}, "
                 f"require_steps {self._steps} and seq_per_step {self._multiple} be at least 1"
             )
-        if self.random_ltd_layer_num > self.model_layer_num:
+        if not 0 <= self.random_ltd_layer_num <= self.model_layer_num:
             raise RuleError(
-                f"random_ltd_layer_num {self.random_ltd_layer_num} exceeds total_layer_num "
-                f"{self.model_layer_num}"
+                f"random_ltd_layer_num {self.random_ltd_layer_num} must lie in "
+                f"0..total_layer_num {self.model_layer_num}"
             )
         self.reset_to_init()
+
+    def _read(
+        self, config: Mapping[str, Any], schedule: Mapping[str, Any], steps: Mapping[str, Any]
+    ) -> None:
+        self.model_layer_num = int(config["total_layer_num"])
+        self.random_ltd_layer_num = int(config["random_ltd_layer_num"])
+        self.global_batch_size = int(config.get("global_batch_size", 1))
+        self.min_value, self.max_value = int(schedule["min_value"]), int(schedule["max_value"])
+        self._steps, self._multiple = int(steps["require_steps"]), int(steps["seq_per_step"])
 
     def reset_to_init(self) -> None:
         self._current = self.min_value
@@ -230,7 +237,7 @@ def convert_to_random_ltd(model: nn.Module, convert_type: type[nn.Module]) -> nn
         (parent, name)
         for parent in model.modules()
         if not isinstance(parent, RandomLayerTokenDrop)
-        for name, child in parent.named_children()
+        for name, child in parent._modules.items()  # named_children tells a shared one once
         if isinstance(child, convert_type)
     ]
     if not found:

@@ -91,6 +91,15 @@ class Shares:
     world_size: int = 1
     accumulation_steps: int = 1
 
+    def __post_init__(self) -> None:
+        if min(self.micro_batch_size, self.accumulation_steps) < 1:
+            raise RuleError(
+                f"micro-batch size {self.micro_batch_size} and accumulation steps "
+                f"{self.accumulation_steps} must be at least 1"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise RuleError(f"rank {self.rank} does not lie in a world of {self.world_size}")
+
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.world_size * self.accumulation_steps
@@ -149,12 +158,18 @@ class CurriculumSampler:
         seed: int = 1234,
         cluster_path: str | Path | None = None,
     ) -> None:
-        if num_samples < 1 or shares.micro_batch_size < 1 or num_epochs < 1:
-            raise RuleError(
-                f"{num_samples} samples, micro-batch size {shares.micro_batch_size}, {num_epochs} "
-                "epochs: each must be at least 1"
-            )
+        if num_samples < 1 or num_epochs < 1:
+            raise RuleError(f"{num_samples} samples, {num_epochs} epochs: each must be at least 1")
+        if seed < 0:
+            raise RuleError(f"seed is {seed}: it must not be negative")
         self.rules = dict(rules or {})
+        for name, rule in self.rules.items():
+            for given in (rule.values, rule.ranks):
+                if given is not None and np.shape(given) != (num_samples,):
+                    raise RuleError(
+                        f"metric {name!r} has values of shape {np.shape(given)}: expected one for "
+                        f"each of {num_samples} samples"
+                    )
         self._num_samples, self._shares = num_samples, shares
         self._total = num_samples * num_epochs
         self._drop_last, self._seed = drop_last, seed
@@ -247,6 +262,7 @@ class CurriculumSampler:
 
     def _state(self) -> dict[str, Any]:
         return {
+            "num_samples": self._num_samples,
             "step": self._step,
             "consumed_samples": self._consumed,
             "done_in_batch": 0,
@@ -280,6 +296,9 @@ class CurriculumSampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after `state`; workers and, at whole batches, ranks may have changed."""
+        before = state.get("num_samples", self._num_samples)
+        if before != self._num_samples:
+            raise RuleError(f"the state is of {before} samples, there are {self._num_samples}")
         done = int(state["done_in_batch"])
         if done % self._chunk:
             raise RuleError(
@@ -303,7 +322,10 @@ class CurriculumSampler:
             mask = rule.allowed(int(birth[name]))
             if mask is not None:
                 allowed &= mask
-        self._add_cluster(np.flatnonzero(allowed), dict(birth), drawn)
+        members = np.flatnonzero(allowed)
+        if not len(members):
+            raise RuleError(f"no sample is as easy as {dict(birth)}: the state is of other data")
+        self._add_cluster(members, dict(birth), drawn)
 
 
 def _kept_on_disk(path: Path, members: Ints) -> Ints:
