@@ -27,7 +27,7 @@ values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+        | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=2)
     ),
     max_leaves=8,
 )

@@ -140,7 +140,10 @@ def _tree(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, list):
         return ("[", tuple(_tree(item, tensors) for item in value))
     if isinstance(value, dict):
-        return ("{", tuple((str(key), _tree(item, tensors)) for key, item in value.items()))
+        return (
+            "{",
+            tuple((_tree(key, tensors), _tree(item, tensors)) for key, item in value.items()),
+        )
     raise PipelineError(
         f"a {type(value).__name__} cannot pass between stages; use tensors, numbers, texts, None, "
         "and tuples, lists or dicts of them"
@@ -154,7 +157,7 @@ def _value(tree: Any, tensors: Sequence[Tensor]) -> Any:
     if kind in _PLAIN:
         return content
     if kind == "{":
-        return {key: _value(item, tensors) for key, item in content}
+        return {_value(key, tensors): _value(item, tensors) for key, item in content}
     items = [_value(item, tensors) for item in content]
     return tuple(items) if kind == "(" else items
 
