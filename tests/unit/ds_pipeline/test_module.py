@@ -175,3 +175,15 @@ def test_every_way_to_divide_is_accepted(method):
 def test_what_cannot_be_built_is_refused(make, kind, said):
     with pytest.raises(kind, match=said):
         make()
+
+
+def test_a_tuple_of_one_stays_a_tuple_where_activations_are_recomputed():
+
+    module = PipelineModule(
+        [lambda v: (v,), lambda values: (values[0] * 2,), lambda values: values[0]],
+        num_stages=1,
+        activation_checkpoint_interval=1,
+        checkpointable_layers=["function"],
+    )
+    value = torch.ones(2, 4, requires_grad=True)
+    assert torch.equal(module(value), value * 2)

@@ -129,12 +129,13 @@ class PipelineModule(nn.Module):
             return self._runner(first, last, keywords, inside)(value)
         for start in range(first, last, interval):
             stop = min(start + interval, last)
-            part = self._runner(start, stop, keywords, inside)
+            packed = isinstance(value, tuple)
+            part = self._runner(start, stop, keywords, inside, packed=packed)
+            inputs = value if packed else (value,)
             if self._checkpointable(self.forward_funcs[start:stop]):
-                inputs = value if isinstance(value, tuple) else (value,)
                 value = self.activation_checkpoint_func(part, *inputs)
             else:
-                value = part(value)
+                value = part(*inputs)
         return value
 
     def loss(self, outputs: Any, labels: Any, **keywords: Any) -> Any:
@@ -290,9 +291,13 @@ class PipelineModule(nn.Module):
         stop: int,
         keywords: dict[str, Any],
         inside: AbstractContextManager[Any] | None,
+        *,
+        packed: bool = False,
     ) -> Callable[..., Any]:
+        """Runs layers on its one argument, or on all of them as a tuple if they come `packed`."""
+
         def run(*inputs: Any) -> Any:
-            value = inputs[0] if len(inputs) == 1 else inputs
+            value = inputs if packed else inputs[0]
             return self._run_range(start, stop, keywords, value, inside or nullcontext())
 
         return run
