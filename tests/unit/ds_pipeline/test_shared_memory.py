@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ds_pipeline import shared_memory
-from ds_pipeline.shared_memory import Inbox, Outbox
+from ds_pipeline.shared_memory import Inbox, Outbox, sharing_processes
 
 SLOTS = 3
 
@@ -96,3 +96,22 @@ def test_both_ends_give_their_file_descriptors_back():
     outbox.close()
     del outbox, inbox
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+class Alone:
+    rank = 0
+
+    def all_gather_object(self, value):
+        return [value]
+
+
+def test_a_system_that_refuses_such_memory_sends_another_way(ends, monkeypatch):
+    def refused(name, flags):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    outbox, inbox = ends
+    first = put(outbox, 8, 1)
+    monkeypatch.setattr(shared_memory.os, "memfd_create", refused)
+    assert outbox.place(1_000_000) is None
+    assert inbox.take(first, 8).tolist() == [1] * 8
+    assert sharing_processes(Alone()) == [None]

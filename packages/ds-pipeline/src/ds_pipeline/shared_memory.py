@@ -10,6 +10,7 @@ processes that use it, and is gone when both are.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import time
@@ -112,7 +113,11 @@ class Outbox:
         if size >= self._limit:
             return
         slot_size = max(PAGE, 1 << (size - 1).bit_length())
-        fd = os.memfd_create("ds_pipeline", os.MFD_CLOEXEC)
+        try:
+            fd = os.memfd_create("ds_pipeline", os.MFD_CLOEXEC)
+        except OSError:  # no file descriptor to be had
+            self._limit = size
+            return
         try:
             os.posix_fallocate(fd, 0, Region.size(self._slots, slot_size))
             self._region = Region(fd, self._slots, slot_size)
@@ -181,8 +186,9 @@ class _Offer:
         self._word = os.urandom(16)
         self._fd: int | None = None
         if possible:
-            self._fd = os.memfd_create("ds_pipeline", os.MFD_CLOEXEC)
-            os.write(self._fd, self._word)
+            with contextlib.suppress(OSError):  # a system may forbid such memory
+                self._fd = os.memfd_create("ds_pipeline", os.MFD_CLOEXEC)
+                os.write(self._fd, self._word)
 
     def facts(self) -> tuple[int, int, bytes] | None:
         return None if self._fd is None else (os.getpid(), self._fd, self._word)
