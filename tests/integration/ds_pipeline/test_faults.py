@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from ds_core.errors import RankMismatchError
-from ds_pipeline import LayerSpec, PipelineError, PipelineModule
+from ds_pipeline import LayerSpec, PipelineError, PipelineModule, links
 from support.pipelines import Case, batches, build, engine_over
 from support.ranks import run_ranks
 
 CASE = Case("gpt", 3, "1f1b", 3)
+
+
+def said(call, *arguments):
+    """What an error says, of a call that is to fail."""
+    try:
+        call(*arguments)
+    except PipelineError as error:
+        return str(error)
+    return "no error"
 
 
 def fail_on_first_stage():
@@ -97,3 +108,53 @@ def refusals():
 
 def test_calls_that_do_not_fit_are_refused():
     refusals()
+
+
+def sender_is_gone():
+    engine = build(CASE)
+    if engine.is_last_stage():
+        engine._links._in[1]._inbox._process = 2**22 + 1  # no process has this number
+    return said(engine.train_batch, batches(CASE, 0, 0))
+
+
+def test_a_sender_that_left_nothing_to_find_is_named():
+    *_, last = run_ranks(sender_is_gone, 3, timeout=10)
+    assert "stage 2 (rank 2) gave up receiving activations of micro-batch 0 from stage 1" in last
+    assert "No such file" in last
+
+
+def go_on_after_a_failure():
+    """The last stage lacks labels of the second micro-batch; then there is data for all."""
+    case = Case("gpt", 2, "1f1b", 3)
+    engine = build(case)
+    data = list(batches(case, 0, 0))
+    engine.train_batch(iter(data))
+    mine = iter(data[:1] if engine.is_last_stage() else data)
+    first = said(partial(engine.eval_batch, mine, compute_loss=False))
+    return first, said(engine.train_batch, iter(data))
+
+
+def test_stages_that_are_not_in_step_after_a_failure_do_not_train_on():
+    _, (failed, refused) = run_ranks(go_on_after_a_failure, 2, timeout=10)
+    assert "the data of stage 1 (rank 1) ended after 1 of 3" in failed
+    assert "not in step since a pass failed" in refused
+    assert "PipelineError: the data of stage 1" in refused
+
+
+def evaluate_unlike(way):
+    """The first stage evaluates three micro-batches, the last one two; then both train."""
+    if way == "group":
+        links.sharing_processes = lambda comm, *, willing: [None] * comm.world_size
+    case = Case("gpt", 2, "1f1b", 2)
+    engine = build(case)
+    data = list(batches(Case("gpt", 2, "1f1b", 3), 0, 0))
+    engine.train_batch(iter(data))
+    count = 3 if engine.is_first_stage() else 2
+    engine.eval_batch(iter(data), compute_loss=False, num_micro_batches=count)
+    return said(engine.train_batch, iter(data))
+
+
+@pytest.mark.parametrize("way", ["shared memory", "group"])
+def test_what_is_left_of_one_pass_is_not_taken_for_the_next(way):
+    _, last = run_ranks(evaluate_unlike, 2, way, timeout=10)
+    assert "stage 0 (rank 0) sent something else where activations of micro-batch 0" in last

@@ -142,3 +142,39 @@ def test_an_output_that_the_next_stage_ignores_gets_no_gradient():
     expected = torch.tensor(losses_alone("ignored", [3, 3, 3]))
     for losses in run_ranks(losses_in_pipeline, 3, "ignored", 3, [3, 3, 3]):
         torch.testing.assert_close(torch.tensor(losses), expected, rtol=1e-6, atol=1e-6)
+
+
+class Mask(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value):
+        return self.linear(value), torch.ones_like(value)
+
+
+class ChangeMask(nn.Module):
+    """Changes one part of its input while backward needs another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, values):
+        hidden, mask = values
+        scaled = hidden * self.weight
+        mask[:, 0] = 0.5
+        return scaled * mask
+
+
+def changing_layers():
+    return [LayerSpec(Mask), LayerSpec(ChangeMask)]
+
+
+LAYERS["changed"] = changing_layers
+
+
+def test_a_stage_may_change_parts_of_its_input_in_place():
+    expected = torch.tensor(losses_alone("changed", [3, 3]))
+    for losses in run_ranks(losses_in_pipeline, 2, "changed", 2, [3, 3]):
+        torch.testing.assert_close(torch.tensor(losses), expected, rtol=1e-6, atol=1e-6)

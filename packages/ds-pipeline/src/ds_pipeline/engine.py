@@ -218,6 +218,7 @@ class PipelineEngine(StageEngine):
             self._links.drain()
         except BaseException as error:
             self._faults.report(error)
+            self._links.fail(error)
             if self._pass.training:
                 self.strategy.zero_grad()
                 self.window.close()

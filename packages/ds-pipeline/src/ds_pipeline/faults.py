@@ -38,7 +38,7 @@ class FaultBoard:
         except RuntimeError as lost:  # the store's host is gone too: nobody left to tell
             logger.warning("cannot tell the other stages about the failure: %s", lost)
 
-    def explain(self, doing: str, error: RuntimeError) -> PipelineError:
+    def explain(self, doing: str, error: Exception) -> PipelineError:
         """What to raise when a neighbour does not answer."""
         first = self._first()
         cause = (

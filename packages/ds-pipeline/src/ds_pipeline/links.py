@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ds_core.comm import Communicator
+from ds_pipeline.errors import PipelineError
 from ds_pipeline.faults import FaultBoard
 from ds_pipeline.instructions import PipeInstruction, SendActivation, SendGrad
 from ds_pipeline.module import PipelineModule
@@ -32,6 +33,8 @@ class Links:
     ) -> None:
         self._stage, self._stages, self._chunks = module.stage_id, module.num_stages, module.chunks
         self._training = True
+        self._under_way = False
+        self._failure: str | None = None
         stages = {(self._stage - 1) % self._stages, (self._stage + 1) % self._stages}
         if self._chunks == 1:
             stages -= {-1 % self._stages} if self._stage == 0 else set()
@@ -53,9 +56,16 @@ class Links:
 
     def begin(self, plans: Callable[[int], Sequence[PipeInstruction]], training: bool) -> None:
         """A pass begins in which stages do as planned."""
+        if self._failure is not None:
+            raise PipelineError(
+                "the stages are not in step since a pass failed: end this run on all ranks, start "
+                f"again and load a checkpoint. The pass failed with {self._failure}"
+            )
         self._training = training
+        expected = {stage: list(self._sent(plans(stage), stage)) for stage in self._in}
+        self._under_way = True
         for stage, line in self._in.items():
-            line.expect(self._sent(plans(stage), stage))
+            line.expect(expected[stage])
 
     def _sent(self, plan: Sequence[PipeInstruction], sender: int) -> Iterator[Address]:
         """What `sender` sends to this stage, in order."""
@@ -97,6 +107,12 @@ class Links:
         """Wait until everything sent has left."""
         for line in self._out.values():
             line.drain()
+        self._under_way = False
+
+    def fail(self, error: BaseException) -> None:
+        """A pass ends early: messages that nobody took would be taken for those of the next."""
+        if self._under_way and self._in:
+            self._failure = f"{type(error).__name__}: {error}"
 
     def close(self) -> None:
         """Let go of the lines."""

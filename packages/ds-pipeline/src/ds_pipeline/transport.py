@@ -8,6 +8,7 @@ buffer lies in memory that both share, and only a notice of where it lies is sen
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ NOWHERE: Ticket = (0, 0, -1)
 
 NOTICE = 4 * WORD
 """Bytes of a notice: a `Ticket`, and the last word as in any message."""
+
+ROOM = 1 << 32
+"""The last word of a message tells lengths below it; above it stands what the message is."""
 
 Address = tuple[str, int]
 """Lane (what kind of value, for which place) and number of the micro-batch."""
@@ -78,7 +82,7 @@ class Outgoing:
             header = bytearray(layout.encode())
             size = before.size if self._outbox is None else NOTICE
             notice = torch.empty(size, dtype=torch.uint8, device=self._device)
-            set_word(notice, len(header))
+            set_word(notice, _word(address, len(header)))
             self._post(notice, address)
             self._post(torch.frombuffer(header, dtype=torch.uint8).to(self._device), address)
             self._lanes[lane], self._spare[lane] = layout, []
@@ -86,6 +90,7 @@ class Outgoing:
             return
         spare = self._spare.setdefault(lane, [])
         message = spare.pop() if spare else layout.message(self._device)
+        set_word(message.flat, _word(address))
         self._post(message.fill(tensors), address, message)
 
     def _share(
@@ -96,7 +101,7 @@ class Outgoing:
         ticket = NOWHERE if place is None else place[0]
         if place is not None:
             Message(layout, place[1], layout.views(place[1])).fill(tensors)
-        self._post(torch.tensor([*ticket, 0]).view(torch.uint8), address)
+        self._post(torch.tensor([*ticket, _word(address)]).view(torch.uint8), address)
         return place is not None
 
     def settle(self, address: Address) -> None:
@@ -176,7 +181,13 @@ class Incoming:
         if self._posted is None:
             self._post_next()
         message = self._wait(address)
-        length = get_word(message)
+        length = get_word(message) - _word(address)
+        if not 0 <= length < ROOM:
+            raise PipelineError(
+                f"{self._source} sent something else where {_say(address)} was expected: the "
+                "stages are not in step (another number of micro-batches, a pass that only some "
+                "stages make)"
+            )
         if length:
             header = self._now(length, address)
             self._lanes[lane] = Layout.decode(header.cpu().numpy().tobytes())
@@ -193,7 +204,10 @@ class Incoming:
         size = self._lanes[address[0]].size
         if slot < 0:
             return self._now(size, address)
-        return inbox.take((file, slot_size, slot), size - WORD)
+        try:
+            return inbox.take((file, slot_size, slot), size - WORD)
+        except OSError as error:  # the sender is gone, and its memory with it
+            raise self._lost(address, error) from error
 
     def _size(self, lane: str) -> int:
         """Bytes of what comes next in a lane."""
@@ -202,7 +216,8 @@ class Incoming:
     def _unpack(self, layout: Layout, message: Tensor) -> Any:
         if message.device != self._device:
             message = message.to(self._device)
-        tensors = layout.views(message)
+        # `data` counts changes by itself: one tensor may be changed in place without the others
+        tensors = [view.data for view in layout.views(message)]
         for tensor, (_, _, needs_grad) in zip(tensors, layout.tensors, strict=True):
             if needs_grad:
                 tensor.requires_grad_()
@@ -235,8 +250,13 @@ class Incoming:
             raise self._lost(address, error) from error
         return buffer
 
-    def _lost(self, address: Address, error: RuntimeError) -> PipelineError:
+    def _lost(self, address: Address, error: Exception) -> PipelineError:
         return self._faults.explain(f"receiving {_say(address)} from {self._source}", error)
+
+
+def _word(address: Address, length: int = 0) -> int:
+    """The last word of the first message about `address`."""
+    return (zlib.crc32(repr(address).encode()) >> 1) * ROOM + length
 
 
 def _say(address: Address) -> str:
