@@ -125,6 +125,8 @@ def test_epochs_follow_each_other_and_can_be_set():
     again = make()
     again.set_epoch(1)
     assert list(again) == second
+    with pytest.raises(RuleError, match="epoch is -1"):
+        again.set_epoch(-1)
 
 
 def test_setting_the_epoch_that_is_under_way_keeps_the_position():

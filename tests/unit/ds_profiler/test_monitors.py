@@ -103,6 +103,7 @@ def test_what_is_no_number_is_left_out_and_told_once(
     bad: list[Any] = [("loss", None, 1), ("loss", torch.ones(2), 1), ("loss", 1.0)]
     with caplog.at_level(logging.WARNING):
         monitor.write_events([*bad, ("loss", 2.5, 1)])
+        assert monitor.enabled
     assert (tmp_path / "job" / "loss.csv").read_text().split() == ["step,loss", "1,2.5"]
     assert len(caplog.records) == 1
     assert "('loss', None, 1)" in caplog.text

@@ -135,6 +135,8 @@ class VariableBatchLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Start `epoch` from its beginning; no effect if it is the one already under way."""
+        if epoch < 0:
+            raise RuleError(f"epoch is {epoch}: it must not be negative")
         if epoch != self._epoch:
             self._begin(epoch)
 

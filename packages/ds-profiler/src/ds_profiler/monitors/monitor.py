@@ -42,9 +42,8 @@ class RankZeroMonitor(ABC):
         """Write events, if this is rank 0 and nothing failed before."""
         if not self.enabled:
             return
-        events = self._readable(event_list)
         try:
-            self._write(events)
+            self._write(self._readable(event_list))
         except Exception as error:  # the promise of this class; reported below
             self.enabled = False
             logger.warning(
