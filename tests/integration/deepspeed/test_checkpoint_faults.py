@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
+import threading
 
 import pytest
 import torch
@@ -51,7 +54,7 @@ def save_into_nowhere(stage, sections):
     step(engine)
     with pytest.raises(CheckpointError, match=NO_FOLDER):
         save_and_wait(engine, NO_FOLDER)
-    with pytest.raises(CheckpointError, match="saving the model failed"):
+    with pytest.raises(CheckpointError, match=r"saving the model to .* failed"):
         engine.save_16bit_model(NO_FOLDER)
     return step(engine)
 
@@ -84,8 +87,58 @@ def test_a_full_disk_of_one_rank_leaves_the_earlier_checkpoint(stage, full_rank,
     for rank, (message, path, same) in enumerate(answers):
         assert f"failed on rank {full_rank}" in message or rank == full_rank
         assert "File too large" in message
+        assert str(tmp_path / "global_step2") in message
         assert path == str(tmp_path / "global_step1")
         assert same
+
+
+def save_in_the_background_onto_a_full_disk(folder):
+    engine = make_engine(0, checkpoint={"writer": {"decoupled": True}})
+    step(engine)
+    crashes = []
+    threading.excepthook = crashes.append
+    if dist.get_rank() == 1:
+        fill_the_disk(0)
+    with pytest.raises(CheckpointError, match=folder):
+        save_and_wait(engine, folder)
+    return crashes, step(engine)
+
+
+def test_a_disk_too_full_for_a_note_ends_a_background_save_too(tmp_path):
+    first, second = run_ranks(save_in_the_background_onto_a_full_disk, 2, str(tmp_path))
+    assert first[0] == second[0] == []
+    assert first[1] == second[1]
+
+
+def save_the_model_twice(folder):
+    engine = make_engine(0)
+    engine.save_16bit_model(folder)
+    fill_the_disk(2000)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin cannot be written"):
+        engine.save_16bit_model(folder)
+    return sorted(torch.load(f"{folder}/pytorch_model.bin"))
+
+
+def test_a_model_that_cannot_be_saved_leaves_the_earlier_one(tmp_path):
+    assert len(run_ranks(save_the_model_twice, 1, str(tmp_path))[0]) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["pytorch_model.bin"]
+
+
+def save_without_room_for_the_script(folder):
+    def full(save_path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), save_path)
+
+    engine = make_engine(2)
+    step(engine)
+    engine._copy_recovery_script = full
+    with pytest.raises(CheckpointError, match=f"putting zero_to_fp32.py into {folder} failed"):
+        engine.save_checkpoint(folder)
+    return step(engine)
+
+
+def test_all_ranks_hear_that_the_recovery_script_found_no_room(tmp_path):
+    first, second = run_ranks(save_without_room_for_the_script, 2, str(tmp_path))
+    assert first == second
 
 
 def small_engine(stage, kind="AdamW"):

@@ -26,7 +26,7 @@ from ds_core.checkpoint import AsyncSaver
 from ds_core.checkpoint.ranks import together
 from ds_core.contracts import LoadWhat
 from ds_core.engine import Counters
-from ds_core.errors import ConfigError, RankMismatchError
+from ds_core.errors import CheckpointError, ConfigError, RankMismatchError
 from ds_core.groups import Groups
 from ds_core.naming import ParameterNames, named_buffers
 from ds_core.training_state import SaveOptions, load_engine, save_engine
@@ -90,8 +90,10 @@ class EngineCheckpoint:
             if writer is not None and writer.show_statistics:
                 seconds = time.perf_counter() - start
                 logger.info("saved %s: %d bytes by this rank in %.2f s", tag, bar.n, seconds)
-        if self.zero_optimization() and self.groups.world.rank == 0:
-            self._copy_recovery_script(os.fspath(save_dir))
+        if self.zero_optimization():
+            with together(self.groups.world, f"putting zero_to_fp32.py into {save_dir}"):
+                if self.groups.world.rank == 0:
+                    self._copy_recovery_script(os.fspath(save_dir))
         return True
 
     def _copy_recovery_script(self, save_path: str) -> None:
@@ -195,10 +197,11 @@ class EngineCheckpoint:
     ) -> bool:
         """Write the whole model's weights, in the format they train in, to one file by rank 0."""
         state = self._consolidated_16bit_state_dict(exclude_frozen_parameters)
-        with together(self.groups.world, "saving the model"):
+        path = Path(save_dir) / save_filename
+        with together(self.groups.world, f"saving the model to {path}"):
             if self.groups.world.rank == 0:
                 Path(save_dir).mkdir(parents=True, exist_ok=True)
-                torch.save(state, Path(save_dir) / save_filename)
+                _save_aside(state, path)
         return True
 
     save_fp16_model = save_16bit_model
@@ -261,6 +264,17 @@ class EngineCheckpoint:
     def _bar(self, title: str) -> Any:
         quiet = self.groups.world.rank != 0
         return tqdm(desc=title, unit="B", unit_scale=True, disable=True if quiet else None, delay=1)
+
+
+def _save_aside(state: object, path: Path) -> None:
+    """Write a file of torch's; an earlier one of the name stays until the new one is whole."""
+    aside = path.with_name(f"{path.name}.part")
+    try:
+        torch.save(state, aside)
+        aside.replace(path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk by a RuntimeError
+        aside.unlink(missing_ok=True)
+        raise CheckpointError(f"{path} cannot be written (disk full?): {error}") from error
 
 
 def _tensor_writer(writer: Any) -> Callable[[Path, Mapping[str, Tensor]], object] | None:

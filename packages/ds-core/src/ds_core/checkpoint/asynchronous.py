@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -154,7 +155,9 @@ class AsyncSaver:
         deadline = time.monotonic() + self._timeout
         while not pending.written():
             for note in pending.folder.glob("failed.rank*"):
-                raise CheckpointError(f"another rank failed: {note.read_text()}")
+                raise CheckpointError(
+                    f"another rank failed to write its part of {pending.path}: {note.read_text()}"
+                )
             if time.monotonic() > deadline:
                 missing = [r for r in range(pending.world_size) if not pending.written_by(r)]
                 raise CheckpointError(
@@ -165,6 +168,11 @@ class AsyncSaver:
 
 
 def _report_failure(pending: PendingSave, error: Exception) -> None:
-    if pending.rank != 0 and pending.folder.is_dir():
-        text = f"rank {pending.rank}: {type(error).__name__}: {error}"
+    """Leave a note for rank 0, which waits; on a full disk there must be made room for it."""
+    if pending.rank == 0 or not pending.folder.is_dir():
+        return
+    for part in pending.folder.glob(f"*.rank{pending.rank:05d}.*"):
+        part.unlink()
+    text = f"rank {pending.rank}: {type(error).__name__}: {error}"
+    with suppress(OSError):  # an empty note says enough, and `wait` raises this rank's error
         write_durably(pending.folder / f"failed.rank{pending.rank:05d}", text.encode())

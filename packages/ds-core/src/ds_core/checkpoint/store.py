@@ -75,9 +75,9 @@ def save(
     documents = Documents.of(state, client_state, rank_state)
     pending = prepare(directory, tag, documents, ranks=ranks, save_latest=save_latest)
     try:
-        with together(ranks, f"writing checkpoint {tag!r}"):
+        with together(ranks, f"writing checkpoint {pending.path}"):
             pending.write(shards, tensor_writer=tensor_writer, progress=progress)
-        with together(ranks, f"publishing checkpoint {tag!r}"):
+        with together(ranks, f"publishing checkpoint {pending.path}"):
             pending.publish()
     except BaseException:
         pending.discard()
