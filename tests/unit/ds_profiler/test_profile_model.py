@@ -358,3 +358,22 @@ class InThread(nn.Module):
 def test_what_another_thread_runs_is_not_passed_off_as_free() -> None:
     result = profile(InThread(), torch.ones(2, 4))
     assert result.uncounted == {"forward in another thread": 1}
+
+
+class TakesGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.grad(lambda w: (x @ w).sum())(self.weight)  # type: ignore[no-any-return]
+
+
+def test_where_activations_cannot_be_seen_the_rest_is_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = snapshot()
+    root = profile(TakesGradients(), torch.ones(2, 4)).root
+    assert (root.forward.macs, root.backward.macs, root.activation_bytes) == (32, 32, 0)
+    assert "activations are not measured" in caplog.text
+    assert snapshot() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ds_profiler.assemble import Measured, assemble, outside
+from ds_profiler.count import FlopCounter
 from ds_profiler.passes import Run, Times, count, time_modules
 from ds_profiler.result import Profile
 from ds_profiler.rules import RuleBook, default_rules
 from ds_profiler.timing import tensors_in
 from ds_profiler.untouched import untouched
+
+logger = logging.getLogger(__name__)
 
 
 def profile(
@@ -56,9 +60,7 @@ def profile(
         compute = device.type != "meta"
     times = Times(0.0, 0.0, {}, {})
     with untouched(model, training=training):
-        counter, saved = count(
-            model, run, rules or default_rules(), fake=_needs_fake(compute, device), memory=True
-        )
+        counter, saved = _counted(model, run, rules, fake=_needs_fake(compute, device))
         if compute:
             times = time_modules(model, run, device, warm_up=warm_up)
     tree = assemble(
@@ -77,6 +79,18 @@ def profile(
         peak_flops=peak_flops,
         samples=_samples(run),
     )
+
+
+def _counted(
+    model: nn.Module, run: Run, rules: RuleBook | None, *, fake: bool
+) -> tuple[FlopCounter, Mapping[int, int]]:
+    try:
+        return count(model, run, rules or default_rules(), fake=fake, memory=True)
+    except RuntimeError as error:
+        if "support saved tensor hooks" not in str(error):
+            raise
+    logger.warning("activations are not measured: torch.func in the model does not allow it")
+    return count(model, run, rules or default_rules(), fake=fake, memory=False)
 
 
 def _needs_fake(compute: bool, device: torch.device) -> bool:
