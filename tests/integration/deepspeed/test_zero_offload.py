@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from support.ranks import RankFailure, run_ranks
 from support.zero_models import Reference, batch
 
 
-def start(stage: int, folder: str, *, seed: int = 0, optimizer: bool = True) -> Any:
+def start(
+    stage: int, folder: str, *, seed: int = 0, optimizer: bool = True, params: bool = True
+) -> Any:
     torch.manual_seed(seed)
     place = {"device": "nvme", "nvme_path": folder, "buffer_count": 1}
     zero: dict[str, Any] = {"stage": stage, "sub_group_size": 50}
     zero |= {"offload_optimizer": place} if optimizer else {}
-    if stage == 3:
+    if stage == 3 and params:
         zero["stage3_param_persistence_threshold"] = 0
         zero["offload_param"] = {**place, "max_in_cpu": 0, "buffer_size": 10}
     config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": zero}
@@ -68,6 +71,25 @@ def test_a_model_on_nvme_evaluates_though_its_parameters_exceed_the_buffers(tmp_
         assert torch.equal(engine(*batch(0, 0)), expected)
         assert torch.equal(engine(*batch(0, 0)), expected)
     engine.destroy()
+
+
+def fails_for_want_of_room(stage: int, folder: str, weights: bool) -> list[str]:
+    engine = start(stage, folder, params=weights)
+    train([engine], range(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    for _ in range(2):
+        with pytest.raises(OSError, match=rf"{folder}.*File too large"):
+            train([engine], range(1, 2))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))  # what was lost stays lost
+    with pytest.raises(OSError, match="File too large"):
+        engine.destroy()
+    return left_in(Path(folder))
+
+
+@pytest.mark.parametrize(("stage", "weights"), [(1, False), (3, False), (3, True)])
+def test_a_full_disk_stops_training_for_good_and_leaves_nothing(stage, weights, tmp_path):
+    assert run_ranks(fails_for_want_of_room, 1, stage, str(tmp_path), weights) == [[]]
 
 
 def is_killed_within_a_step(stage: int, folder: str) -> None:

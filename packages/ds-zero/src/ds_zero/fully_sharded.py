@@ -255,7 +255,11 @@ class FullySharded:
         self.coordinator.unwatch()
         self.coordinator.drop_all(kept_too=True)
         if self._swapped is not None:
-            self._swapped.bring_back()
+            try:
+                self._swapped.bring_back()
+            except BaseException:
+                self._swapped.close()
+                raise
         for param in self._facts:
             shard = _shard(param)
             shard.fetch_local = None

@@ -119,10 +119,12 @@ class Swapped:
             self._finish(self._pending[0])
 
     def close(self) -> None:
-        self.drain()
-        self._buffers.clear()
-        self._stored.clear()
-        self._store.close()
+        try:
+            self.drain()
+        finally:
+            self._buffers.clear()
+            self._stored.clear()
+            self._store.close()
 
     def _is_out(self, segment: Segment) -> bool:
         return segment.numel > 0 and segment.master.numel() == 0

@@ -95,10 +95,12 @@ class SwappedWeights:
         self.inner.drain()
 
     def close(self) -> None:
-        self.drain()
-        self.inner.close()
-        self._buffers.clear()
-        self._store.close()
+        try:
+            self.drain()
+        finally:
+            self._buffers.clear()
+            self._store.close()
+            self.inner.close()
 
     def bring_back(self) -> None:
         """Put all weights into memory for good."""
@@ -148,8 +150,9 @@ class SwappedWeights:
 
     def _drop(self, segment: Segment) -> None:
         """Let go of a segment's weights, once they are written (or read)."""
-        piece = self._pieces.pop(segment)
-        (piece.read if piece.write is None else piece.write).wait()
+        piece = self._pieces[segment]
+        (piece.read if piece.write is None else piece.write).wait()  # what fails, fails again
+        del self._pieces[segment]
         self._buffers.put_back(piece.buffer)
 
     def _key(self, unit: Unit) -> str:
