@@ -8,6 +8,7 @@ import tempfile
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import transformers.training_args
 from accelerate import PartialState
 from toy import Tokens, answer, collate, llama
@@ -87,8 +88,11 @@ def main() -> None:
         chosen = arguments(os.environ.get("SCRATCH", scratch), args)  # before the model is made
         model = llama()
         if args.from_pretrained:
-            model.save_pretrained(scratch)
-            model = AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32)
+            shared = [scratch]
+            dist.broadcast_object_list(shared, 0)  # transformers writes on the first rank only
+            model.save_pretrained(shared[0])
+            dist.barrier()
+            model = AutoModelForCausalLM.from_pretrained(shared[0], dtype=torch.float32)
         trainer = make_trainer(model, chosen)
         trainer.train()
     losses = logged(trainer, "loss")
