@@ -111,7 +111,7 @@ class Links:
 
     def fail(self, error: BaseException) -> None:
         """A pass ends early: messages that nobody took would be taken for those of the next."""
-        if self._under_way and self._in:
+        if self._under_way and self._in and self._failure is None:
             self._failure = f"{type(error).__name__}: {error}"
 
     def close(self) -> None:
