@@ -56,7 +56,10 @@ def run(tmp_path, code, *options, args=(), **environ):
 def start(tmp_path, code, *options, **environ):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(
-        command(tmp_path, code, *options), env=ENVIRON | {"OUT": str(tmp_path)} | environ, **pipes
+        command(tmp_path, code, *options),
+        env=ENVIRON | {"OUT": str(tmp_path)} | environ,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also below nohup
+        **pipes,
     )
 
 
