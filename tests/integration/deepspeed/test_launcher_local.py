@@ -135,7 +135,12 @@ def test_ranks_are_bound_to_cores_of_their_own(tmp_path):
 
 
 def test_each_rank_can_log_to_a_file(tmp_path):
-    code = "import os, sys; print('rank', os.environ['RANK']); sys.exit(int(os.environ['RANK']))"
+    code = """import os, pathlib, sys, time
+out, rank = pathlib.Path(os.environ["OUT"]), int(os.environ["RANK"])
+print("rank", rank, flush=True)
+(out / f"said{rank}").touch()
+while not (out / "said0").exists(): time.sleep(0.02)  # a dead rank ends the others
+sys.exit(rank)"""
     done = run(tmp_path, code, "--num_gpus=2", f"--enable_each_rank_log={tmp_path}/logs")
     (log,) = (tmp_path / "logs").glob("*_rank0.log")
     assert log.read_text() == "rank 0\n"
