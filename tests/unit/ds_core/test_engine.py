@@ -307,3 +307,44 @@ def test_a_detached_loss_is_refused():
     engine = small_engine(nn.Linear(1, 1))
     with pytest.raises(ConfigError, match="detached"):
         engine.backward(engine(torch.ones(1, 1)).sum().detach())
+
+
+def step_without_backward(engine, *, first=False, every=1):
+    for _ in range(0 if first else every):
+        engine.backward(engine(torch.ones(1, 2)).sum())
+        engine.step()
+    engine.step()
+
+
+@pytest.mark.parametrize(
+    "mistake", [{"first": True}, {"every": 1}, {"every": 2}], ids=["first", "twice", "in_window"]
+)
+def test_a_step_without_a_backward_is_told_once(caplog, mistake):
+    engine = small_engine(nn.Linear(2, 1), accumulation=mistake.get("every", 1))
+    for _ in range(2):
+        step_without_backward(engine, **mistake)
+    told = [line for line in caplog.messages if "without a backward pass since" in line]
+    assert len(told) == 1
+
+
+def by_engine(engine, skips):
+    loss = engine(torch.ones(1, 2)).sum()
+    if not skips:
+        engine.backward(loss)
+
+
+def by_loss(engine, skips):
+    engine(torch.ones(1, 2)).sum().backward()
+
+
+def by_module(engine, skips):
+    engine.module(torch.ones(1, 2)).sum().backward()
+
+
+@pytest.mark.parametrize("backward", [by_engine, by_loss, by_module])
+def test_other_ways_to_step_are_not_warned_of(caplog, backward):
+    engine = small_engine(nn.Linear(2, 1), accumulation=4)
+    for step in range(8):
+        backward(engine, skips=step == 2)
+        engine.step()
+    assert caplog.messages == []

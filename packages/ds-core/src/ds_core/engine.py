@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from ds_core.errors import StateError
 from ds_core.groups import Groups
 from ds_core.hooks import HookList
 from ds_core.window import AccumulationWindow
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -84,6 +87,8 @@ class Engine(nn.Module):
         self._autocast = autocast
         self._no_sync = False
         self._backward_since_step = False
+        self._forward_since_step: bool | None = None  # None: the program calls the module itself
+        self._warned_of_idle_step = False
         self._losses: Tensor | None = None
         self._closed = False
 
@@ -93,6 +98,7 @@ class Engine(nn.Module):
         with self._autocast():
             if not self.training:
                 return self.module(*args, **kwargs)
+            self._forward_since_step = True
             args, kwargs = self.hooks.before_forward(args, kwargs)
             output = self.module(*args, **kwargs)
         self.hooks.after_forward(output)
@@ -145,16 +151,23 @@ class Engine(nn.Module):
             What happened, or None between boundaries.
         """
         self.require_open()
-        if not self._backward_since_step:
+        maybe_idle = not self._backward_since_step
+        if maybe_idle:
             self.window.add(None, divided=False)  # a plain loss.backward() by the caller
             self.counters.micro_batches += 1
+            if self._forward_since_step is False:
+                self._warn_of_idle_step()
         self._backward_since_step = False
+        if self._forward_since_step:
+            self._forward_since_step = False
         if not self.window.is_boundary():
             return None
         self.hooks.before_step()
         lr = tuple(float(group["lr"]) for group in self.strategy.optimizer.param_groups)
         micro_batches = self.window.seen
         report = self.strategy.step(divisor=self.window.divisor(closing=True))
+        if maybe_idle and report.grad_norm == 0.0:
+            self._warn_of_idle_step()
         self.window.close()
         self._count(report, micro_batches)
         if self.schedule is not None and not report.skipped:
@@ -218,6 +231,17 @@ class Engine(nn.Module):
             if name != "module" and "module" in modules:
                 return getattr(modules["module"], name)
             raise
+
+    def _warn_of_idle_step(self) -> None:
+        """Say once that a step had nothing to do; a rank may skip a backward, all by mistake."""
+        if not self._warned_of_idle_step and self.groups.world.rank == 0:
+            logger.warning(
+                "step() was called without a backward pass since the last one: it counts as a "
+                "micro-batch without gradients, which moves the window, the counters and the "
+                "schedule. Call it once after backward(); engine.step() and the step() of the "
+                "returned optimizer are the same"
+            )
+        self._warned_of_idle_step = True
 
     def _move_schedule(self, schedule: Schedule) -> None:
         schedule.step()
