@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import pytest
@@ -268,6 +269,21 @@ def test_a_checkpoint_of_two_ranks_resumes_on_any_number_bit_for_bit(tmp_path, r
         assert loaded.keys() == saved.keys()
         for name, value in saved.items():
             assert torch.equal(loaded[name], value), name
+
+
+def load_and_listen(folder):
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("ds_core").addHandler(handler)
+    load_and_compare(folder, torch.float32)
+    return [text for text in records if "random generators" in text]
+
+
+def test_generators_that_are_left_alone_are_told_once_in_all(tmp_path):
+    run_ranks(save_three_steps, 1, str(tmp_path), torch.float32)
+    first, second = run_ranks(load_and_listen, 2, str(tmp_path))
+    assert (len(first), second) == (1, [])
 
 
 class HalfEach:

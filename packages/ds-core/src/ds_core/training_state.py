@@ -108,7 +108,8 @@ def load_engine(
         if progress:
             engine.counters = Counters(**state["counters"])
             engine.hooks.load_state_dict(state.get("hooks", {}))
-            _restore_random(checkpoint.rank_state(engine.groups.world.rank))
+            rank = engine.groups.world.rank
+            _restore_random(checkpoint.rank_state(rank), rank=rank)
         engine.window.close()
     except BaseException:
         checkpoint.close()
@@ -198,11 +199,12 @@ def _random_state() -> dict[str, Any]:
     return state
 
 
-def _restore_random(state: dict[str, Any] | None) -> None:
+def _restore_random(state: dict[str, Any] | None, *, rank: int) -> None:
     if state is None:
-        logger.warning(
-            "random generators were left alone: the checkpoint is of another number of ranks"
-        )
+        if rank == 0:  # it is the same on all
+            logger.warning(
+                "random generators were left alone: the checkpoint is of another number of ranks"
+            )
         return
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
