@@ -208,7 +208,27 @@ def test_loss_scales_are_those_of_the_configuration(fp16, expected):
 def test_inputs_are_cast_if_asked():
     config = {**CONFIG, "fp16": {"enabled": True, "auto_cast": True}}
     engine, *_ = deepspeed.initialize(model=make_net(), config=config)
-    assert engine(batch(0)).dtype == torch.float16
+    assert engine(batch(0)).dtype == engine.eval()(batch(0)).dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("formats", "inputs", "words"),
+    [
+        (
+            {"bf16": {"enabled": True}},
+            batch(0),
+            ["args[0] is torch.float32", "x.to(torch.bfloat16"],
+        ),
+        ({"fp16": {"enabled": True}}, batch(0), ["args[0] is torch.float32", "fp16.auto_cast"]),
+        ({}, batch(0).double(), ["args[0] is torch.float64", "x.to(torch.float32)"]),
+    ],
+    ids=["bf16", "fp16", "fp64_inputs"],
+)
+def test_inputs_of_another_format_are_named(formats, inputs, words):
+    engine, *_ = deepspeed.initialize(model=make_net(), config={**CONFIG, **formats})
+    with pytest.raises(RuntimeError, match="must have the same dtype") as caught:
+        engine(inputs)
+    assert all(word in str(caught.value) for word in words)
 
 
 def test_autocast_computes_low_and_keeps_fp32_weights():

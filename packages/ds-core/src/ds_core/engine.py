@@ -15,6 +15,7 @@ from ds_core.contracts import Hook, Schedule, StepEvent, StepReport, UpdateStrat
 from ds_core.errors import StateError
 from ds_core.groups import Groups
 from ds_core.hooks import HookList
+from ds_core.precision.mismatch import explain_formats
 from ds_core.window import AccumulationWindow
 
 logger = logging.getLogger(__name__)
@@ -97,10 +98,9 @@ class Engine(nn.Module):
         self.require_open()
         with self._autocast():
             if not self.training:
-                return self.module(*args, **kwargs)
+                return self._call(*self.hooks.prepare_inputs(args, kwargs))
             self._forward_since_step = True
-            args, kwargs = self.hooks.before_forward(args, kwargs)
-            output = self.module(*args, **kwargs)
+            output = self._call(*self.hooks.before_forward(args, kwargs))
         self.hooks.after_forward(output)
         return output
 
@@ -242,6 +242,13 @@ class Engine(nn.Module):
                 "returned optimizer are the same"
             )
         self._warned_of_idle_step = True
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self.module(*args, **kwargs)
+        except RuntimeError as error:
+            explain_formats(error, self.module, args, kwargs)
+            raise
 
     def _move_schedule(self, schedule: Schedule) -> None:
         schedule.step()

@@ -11,6 +11,7 @@ from ds_core.contracts import Hook, StepEvent
 from ds_core.errors import CheckpointError
 
 _EVENTS = (
+    "prepare_inputs",
     "before_forward",
     "after_forward",
     "before_backward",
@@ -33,9 +34,19 @@ class HookList:
             for event in _EVENTS
         }
 
+    def prepare_inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the module is called with; all that happens before a forward in evaluation."""
+        for call in self._calls["prepare_inputs"]:
+            args, kwargs = call(args, kwargs)
+        return args, kwargs
+
     def before_forward(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """`prepare_inputs`, then what only training does."""
+        args, kwargs = self.prepare_inputs(args, kwargs)
         for call in self._calls["before_forward"]:
             args, kwargs = call(args, kwargs)
         return args, kwargs

@@ -94,11 +94,9 @@ class StageEngine(Engine):
         now, place = self._pass, (buffer_id, chunk)
         value = now.inputs[place] if now.training else now.inputs.pop(place)
         self.module.micro_offset = self.counters.micro_batches + buffer_id
-        keywords: dict[str, Any] = {}
-        if now.training:
-            arguments = (value,) if self._is_first(chunk) else ()
-            changed, keywords = self.hooks.before_forward(arguments, {})
-            value = changed[0] if changed else value
+        prepare = self.hooks.before_forward if now.training else self.hooks.prepare_inputs
+        changed, keywords = prepare((value,) if self._is_first(chunk) else (), {})
+        value = changed[0] if changed else value
         with self._autocast():
             output = self.module.run(value, chunk=chunk, inside=self._inside(place), **keywords)
             if self._is_last(chunk):

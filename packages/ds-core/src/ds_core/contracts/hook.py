@@ -35,6 +35,7 @@ class StepEvent:
 class Hook(Protocol):
     """An object with a `key` and any subset of the methods below; the engine calls those it has.
 
+        prepare_inputs(args: tuple, kwargs: dict) -> tuple[tuple, dict]
         before_forward(args: tuple, kwargs: dict) -> tuple[tuple, dict]
         after_forward(output) -> None
         before_backward(loss: Tensor) -> None
@@ -45,8 +46,9 @@ class Hook(Protocol):
         load_state_dict(state: dict) -> None
         close() -> None
 
-    Hooks run in the order they were given. `before_forward` may replace the arguments of the
-    module; the two forward hooks run in training mode only. State is JSON-serialisable and goes
+    Hooks run in the order they were given. `prepare_inputs` and, after it, `before_forward` may
+    replace the arguments of the module; in evaluation `prepare_inputs` runs, the two forward hooks
+    do not. State is JSON-serialisable and goes
     into checkpoints under `key`.
     """
 

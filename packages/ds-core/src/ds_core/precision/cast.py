@@ -45,7 +45,7 @@ class InputCast:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def before_forward(
+    def prepare_inputs(
         self, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]]:
         cast = tuple(self._cast(value) for value in args)
