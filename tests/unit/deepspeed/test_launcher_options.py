@@ -39,6 +39,21 @@ def test_impossible_options_are_refused_by_name(arguments, message):
         options.parse([*arguments, "train.py"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name the script to start"),
+        (["--num_gpus", "2"], "e.g. deepspeed --num_gpus 2 train.py"),
+        (["--num_gps", "2", "a.py"], "--num_gps, did you mean '--num_gpus'?"),
+    ],
+    ids=["nothing", "no_script", "misspelt"],
+)
+def test_a_wrong_command_line_is_answered_in_its_own_words(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        options.parse(arguments)
+    assert message in capsys.readouterr().err
+
+
 def test_cores_take_as_many_ranks_as_asked():
     assert local_slots(options.parse(["t.py"]), CPU) == [0]
     assert local_slots(options.parse(["--num_gpus=4", "t.py"]), CPU) == [0, 1, 2, 3]

@@ -6,6 +6,7 @@ import argparse
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from deepspeed import __version__
 from deepspeed.launcher.errors import LaunchError
@@ -52,10 +53,26 @@ class LaunchOptions:
     quiet: bool = False
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required"):
+            message = (
+                "name the script to start, with its arguments after it, e.g. "
+                "deepspeed --num_gpus 2 train.py --epochs 3 (deepspeed --help lists the options)"
+            )
+        before, unknown, names = message.partition("unrecognized arguments: ")
+        if unknown:
+            known = [name for action in self._actions for name in action.option_strings]
+            first = names.split(" ")[0].partition("=")[0]
+            message = f"{before}{unknown}{names}{nearest(first, known)}"
+        super().error(message)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line of `deepspeed`."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="deepspeed",
+        usage="deepspeed [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]",
         description="Start a script on the cores or GPUs of one or many machines.",
         epilog=_EPILOG,
     )
@@ -63,8 +80,10 @@ def parser() -> argparse.ArgumentParser:
     _add_places(made)
     _add_processes(made)
     _add_remote(made)
-    made.add_argument("user_script", help="the script")
-    made.add_argument("user_args", nargs=argparse.REMAINDER, help="its arguments")
+    made.add_argument("user_script", metavar="SCRIPT", help="the script")
+    made.add_argument(
+        "user_args", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="its arguments"
+    )
     return made
 
 
