@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from functools import partial
 
 import pytest
@@ -11,7 +13,15 @@ from torch import nn
 
 from ds_core.errors import RankMismatchError
 from ds_pipeline import LayerSpec, PipelineError, PipelineModule, links
-from support.pipelines import Case, batches, build, engine_over
+from support.pipelines import (
+    Case,
+    assert_same,
+    batches,
+    build,
+    engine_over,
+    pipeline_run,
+    plain_run,
+)
 from support.ranks import run_ranks
 
 CASE = Case("gpt", 3, "1f1b", 3)
@@ -143,7 +153,7 @@ def test_stages_that_are_not_in_step_after_a_failure_do_not_train_on():
     assert refused.count("not in step") == 1
 
 
-def evaluate_unlike(way):
+def evaluate_unlike(way, rows):
     """The first stage evaluates three micro-batches, the last one two; then both train."""
     if way == "group":
         links.sharing_processes = lambda comm, *, willing: [None] * comm.world_size
@@ -151,12 +161,53 @@ def evaluate_unlike(way):
     engine = build(case)
     data = list(batches(Case("gpt", 2, "1f1b", 3), 0, 0))
     engine.train_batch(iter(data))
+    resized = [(inputs[:rows], labels[:rows]) for inputs, labels in data]
     count = 3 if engine.is_first_stage() else 2
-    engine.eval_batch(iter(data), compute_loss=False, num_micro_batches=count)
-    return said(engine.train_batch, iter(data))
+    call = partial(engine.eval_batch, compute_loss=False, num_micro_batches=count)
+    return said(call, iter(resized)), said(engine.train_batch, iter(data))
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("way", ["shared memory", "group"])
-def test_what_is_left_of_one_pass_is_not_taken_for_the_next(way):
-    _, last = run_ranks(evaluate_unlike, 2, way, timeout=10)
-    assert "stage 0 (rank 0) sent something else where activations of micro-batch 0" in last
+def test_a_pass_that_neighbours_make_differently_is_refused_before_its_first_value(way, rows):
+    first, last = run_ranks(evaluate_unlike, 2, way, rows, timeout=20)
+    assert "stage 0 (rank 0) sent something else where activations of micro-batch 0" in last[0]
+    assert "The first to fail was stage 1 (rank 1)" in first[1]
+
+
+def start_again():
+    """A pass fails on the last stage; the same processes then train in a new engine."""
+    case = Case("gpt", 2, "1f1b", 3)
+    engine = build(case)
+    data = list(batches(case, 0, 0))
+    failed = said(engine.train_batch, iter(data[:1] if engine.is_last_stage() else data))
+    engine.destroy()
+    return failed, pipeline_run(case)
+
+
+def test_the_same_processes_train_on_in_a_new_engine_after_a_failure():
+    plain = plain_run(Case("gpt", 1, "1f1b", 3))
+    for failed, run in run_ranks(start_again, 2, timeout=20):
+        assert "the data of stage 1 (rank 1) ended after 1 of 3" in failed
+        assert_same(run, plain, tolerance=1e-5)
+
+
+def held_by_this_process():
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def build_and_destroy():
+    before = held_by_this_process()
+    for _ in range(2):
+        engine = build(CASE)
+        engine.train_batch(batches(CASE, 0, 0))
+        engine.destroy()
+        del engine
+        gc.collect()
+    dist.barrier()
+    return before, held_by_this_process()
+
+
+def test_a_destroyed_engine_leaves_no_threads_and_no_open_files():
+    for before, after in run_ranks(build_and_destroy, 3, timeout=20):
+        assert after == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from secrets import token_hex
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ds_pipeline.batches import BatchSource, concatenated, mean_of
 from ds_pipeline.errors import PipelineError
 from ds_pipeline.execution import Pass, StageEngine
 from ds_pipeline.faults import FaultBoard
+from ds_pipeline.grid import is_gloo, release
 from ds_pipeline.instructions import BackwardWeight, PipeInstruction
 from ds_pipeline.links import Links
 from ds_pipeline.module import PipelineModule
@@ -84,15 +86,16 @@ class PipelineEngine(StageEngine):
             "interleaved" if module.chunks > 1 else "1f1b"
         )
         me = f"stage {self.stage_id} (rank {grid.global_rank})"
-        self._faults = FaultBoard(me)
         self._pipe_device = settings.device or _device_of(module)
+        self._agree()
+        self._faults = FaultBoard(me, groups.world.broadcast_object(token_hex(8), 0))
+        self._pipe = self.grid.new_pipe_group() if self.num_stages > 1 else None
         self._links = Links(module, self._pipe_comm(), self._faults, self._pipe_device)
         self._source = BatchSource(me)
         self._recorder = Recorder(self.stage_id) if settings.record else None
         self._pass = Pass(training=False)
         _mark_counted(module)
         module.ties.watch()
-        self._agree()
         self.agg_train_loss: Tensor | None = None
 
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
@@ -200,8 +203,15 @@ class PipelineEngine(StageEngine):
         raise PipelineError("a pipeline has no step() of its own; call train_batch()")
 
     def destroy(self) -> None:
-        self._links.close()
+        if self._links.failure is None or is_gloo(self._pipe):  # others would wait for its end
+            self._hang_up()
         super().destroy()
+
+    def _hang_up(self) -> None:
+        """Close the lines to the other stages; those that wait for this one are told at once."""
+        self._links.close()
+        group, self._pipe = self._pipe, None
+        release(group)
 
     def _run_pass(self, plans: Plans, data_iter: Iterator[Any] | None) -> Pass:
         """Do this stage's part; whoever fails leaves its name for the others."""
@@ -219,6 +229,8 @@ class PipelineEngine(StageEngine):
         except BaseException as error:
             self._faults.report(error)
             self._links.fail(error)
+            if self._links.failure is not None and is_gloo(self._pipe):
+                self._hang_up()
             if self._pass.training:
                 self.strategy.zero_grad()
                 self.window.close()
@@ -243,7 +255,7 @@ class PipelineEngine(StageEngine):
     def _pipe_comm(self) -> Communicator:
         if self.num_stages == 1:
             return Communicator.alone(self.groups.taps)
-        return Communicator(self.grid.pp_group, name="pipe", taps=self.groups.taps)
+        return Communicator(self._pipe, name="pipe", taps=self.groups.taps)
 
     def _agree(self) -> None:
         facts = {

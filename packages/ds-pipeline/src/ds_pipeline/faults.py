@@ -21,11 +21,12 @@ class FaultBoard:
 
     Args:
         me: what the others call this stage.
+        engine: a word that no other engine of this run has.
     """
 
-    def __init__(self, me: str) -> None:
+    def __init__(self, me: str, engine: str) -> None:
         self.me = me
-        self._key = "ds_pipeline/first_fault"
+        self._key = f"ds_pipeline/{engine}/first_fault"
 
     def report(self, error: BaseException) -> None:
         """Say that this stage fails, unless another one has said so before."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import weakref
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from ds_core.errors import ConfigError
@@ -17,6 +21,7 @@ class PipelineParallelGrid:
     """A topology with its groups, which answers what a Megatron-style `mpu` answers.
 
     All ranks make it together. Without `torch.distributed` it is a grid of one, without groups.
+    Its groups go with it when nobody holds it any more (gloo), or at `close()`.
 
     Args:
         topology: axes `pipe`, `data` and perhaps `model`; None makes every rank a stage.
@@ -35,6 +40,8 @@ class PipelineParallelGrid:
                 f"the topology {dict(self._sizes())} has {self._topology.world_size()} ranks, "
                 f"torch.distributed has {self.world_size}"
             )
+        self._groups: dict[tuple[int, ...], Group] = {}
+        weakref.finalize(self, _release_gloo, self._groups).atexit = False
         coord = self._topology.get_coord(self.global_rank)
         self.stage_id: int = getattr(coord, "pipe", 0)
         self.data_parallel_id: int = getattr(coord, "data", 0)
@@ -64,13 +71,36 @@ class PipelineParallelGrid:
         mine: list[int] = []
         found: Group = None
         for ranks in lists:
-            group: Group = None
-            if dist.is_available() and dist.is_initialized():
-                everyone = len(ranks) == self.world_size
-                group = dist.group.WORLD if everyone else dist.new_group(list(ranks))
+            group = self._group(tuple(ranks))
             if self.global_rank in ranks:
                 mine, found = list(ranks), group
         return found, mine
+
+    def new_pipe_group(self) -> Group:
+        """Another group of this rank's stages, for one user, who calls `release` at the end.
+
+        All ranks call this together.
+        """
+        found: Group = None
+        for ranks in self._topology.get_axis_comm_lists("pipe"):
+            group = _new_group(ranks)
+            if self.global_rank in ranks:
+                found = group
+        return found
+
+    def close(self) -> None:
+        """Close the groups, after the last engine over them; all ranks call this together."""
+        for group in self._groups.values():
+            release(group)
+        self._groups.clear()
+
+    def _group(self, ranks: tuple[int, ...]) -> Group:
+        """The group of `ranks`, made once; each costs threads and file descriptors."""
+        if len(ranks) == self.world_size:
+            return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        if ranks not in self._groups:
+            self._groups[ranks] = _new_group(ranks)
+        return self._groups[ranks]
 
     def topology(self) -> ProcessTopology:
         return self._topology
@@ -137,3 +167,39 @@ class PipelineParallelGrid:
     get_pipeline_model_parallel_rank = get_pipe_parallel_rank
     get_pipeline_model_parallel_world_size = get_pipe_parallel_world_size
     get_pipeline_model_parallel_group = get_pipe_parallel_group
+
+
+def release(group: Group) -> None:
+    """Close a group's connections; whoever still waits at the other end is told at once."""
+    if group is None or not dist.is_initialized():
+        return
+    with contextlib.suppress(ValueError):  # gone with the world in which it was made
+        dist.destroy_process_group(group)
+
+
+def is_gloo(group: Group) -> bool:
+    """Whether one rank may close a group whatever the others do."""
+    return group is not None and isinstance(group, dist.ProcessGroup) and group.name() == "gloo"
+
+
+def _new_group(ranks: Iterable[int]) -> Group:
+    """A group that waits as long as the world does; the default would be half an hour."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return dist.new_group(list(ranks), timeout=_patience())
+
+
+def _patience() -> timedelta | None:
+    """What the user chose for the world, where its backend tells."""
+    world: Any = dist.group.WORLD  # Any: torch types neither its backends nor their options
+    for device in ("cpu", "cuda", "xpu"):
+        with contextlib.suppress(RuntimeError, AttributeError):
+            found = world._get_backend(torch.device(device)).options._timeout
+            return found if isinstance(found, timedelta) else None
+    return None
+
+
+def _release_gloo(groups: dict[tuple[int, ...], Group]) -> None:
+    for group in groups.values():
+        if is_gloo(group):
+            release(group)

@@ -34,7 +34,7 @@ class Links:
         self._stage, self._stages, self._chunks = module.stage_id, module.num_stages, module.chunks
         self._training = True
         self._under_way = False
-        self._failure: str | None = None
+        self.failure: str | None = None
         stages = {(self._stage - 1) % self._stages, (self._stage + 1) % self._stages}
         if self._chunks == 1:
             stages -= {-1 % self._stages} if self._stage == 0 else set()
@@ -56,25 +56,30 @@ class Links:
 
     def begin(self, plans: Callable[[int], Sequence[PipeInstruction]], training: bool) -> None:
         """A pass begins in which stages do as planned."""
-        if self._failure is not None:
+        if self.failure is not None:
             raise PipelineError(
                 "the stages are not in step since a pass failed: end this run on all ranks, start "
-                f"again and load a checkpoint. The pass failed with {self._failure}"
+                f"again and load a checkpoint. The pass failed with {self.failure}"
             )
         self._training = training
-        expected = {stage: list(self._sent(plans(stage), stage)) for stage in self._in}
+        expected = {stage: list(self._sent(plans(stage), stage, self._stage)) for stage in self._in}
+        planned = {
+            stage: list(self._sent(plans(self._stage), self._stage, stage)) for stage in self._out
+        }
         self._under_way = True
         for stage, line in self._in.items():
             line.expect(expected[stage])
+        for stage, out in self._out.items():
+            out.open(planned[stage])
 
-    def _sent(self, plan: Sequence[PipeInstruction], sender: int) -> Iterator[Address]:
-        """What `sender` sends to this stage, in order."""
+    def _sent(self, plan: Sequence[PipeInstruction], sender: int, to: int) -> Iterator[Address]:
+        """What stage `sender` sends to stage `to`, in order."""
         for step in plan:
             if not isinstance(step, (SendActivation, SendGrad)):
                 continue
             forward = isinstance(step, SendActivation)
             place = step.chunk * self._stages + sender + (1 if forward else -1)
-            if place % self._stages == self._stage:
+            if place % self._stages == to:
                 yield self._address(forward, place, step.buffer_id)
 
     def send_activation(self, micro_batch: int, chunk: int, value: Any) -> None:
@@ -111,12 +116,14 @@ class Links:
 
     def fail(self, error: BaseException) -> None:
         """A pass ends early: messages that nobody took would be taken for those of the next."""
-        if self._under_way and self._in and self._failure is None:
-            self._failure = f"{type(error).__name__}: {error}"
+        if self._under_way and self._in and self.failure is None:
+            self.failure = f"{type(error).__name__}: {error}"
 
     def close(self) -> None:
         """Let go of the lines."""
-        for line in self._out.values():
+        for out in self._out.values():
+            out.close()
+        for line in self._in.values():
             line.close()
         self._out.clear()
         self._in.clear()

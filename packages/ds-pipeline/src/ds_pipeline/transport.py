@@ -2,15 +2,16 @@
 
 A message is one flat buffer. Its layout (shapes, dtypes, what needs a gradient, plain values) is
 described only when it differs from the last one in the same lane, so a run with fixed shapes sends
-one buffer a value and can wait for it before it is asked for. Between processes of one machine the
-buffer lies in memory that both share, and only a notice of where it lies is sent.
+one buffer a value and can wait for it before it is asked for. A pass opens with a word for what
+comes in it, so that neighbours that do different things never meet in the middle. Between processes
+of one machine the buffer lies in memory that both share, and only a notice of its place is sent.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,12 @@ class Outgoing:
         self._pending: deque[tuple[dist.Work, Tensor | Message, Address]] = deque()
         self._device = comm.device
 
+    def open(self, addresses: Sequence[Address]) -> None:
+        """A pass begins in which `addresses` are sent, in this order."""
+        if addresses:
+            word = torch.tensor([_digest(addresses)], device=self._device)
+            self._post(word.view(torch.uint8), addresses[0])
+
     def send(self, address: Address, value: Any) -> None:
         """Start to send `value`; it may be changed once this returns."""
         lane = address[0]
@@ -118,6 +125,7 @@ class Outgoing:
 
     def close(self) -> None:
         """Let go of shared memory."""
+        self._pending.clear()
         if self._outbox is not None:
             self._outbox.close()
 
@@ -158,14 +166,22 @@ class Incoming:
         self._device, self._wire_device = device, comm.device
         self._lanes: dict[str, Layout] = {}
         self._expected: deque[Address] = deque()
+        self._opening: int | None = None
         self._posted: tuple[dist.Work, Tensor] | None = None
         self._arrived: dict[Address, Any] = {}
 
-    def expect(self, addresses: Iterable[Address]) -> None:
+    def expect(self, addresses: Sequence[Address]) -> None:
         """What the neighbour is going to send in this pass, in order."""
         self._expected = deque(addresses)
         self._arrived.clear()
-        self._post_next()
+        if addresses:
+            self._opening = _digest(addresses)
+            self._posted = self._post(WORD, addresses[0])
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._posted = None
+        self._arrived.clear()
 
     def receive(self, address: Address) -> Any:
         """Wait for a value; tensors are leaves that require a gradient if the sent ones did."""
@@ -178,16 +194,14 @@ class Incoming:
     def _take_next(self) -> None:
         address = self._expected[0]
         lane = address[0]
+        if self._opening is not None:
+            self._require_in_step(get_word(self._wait(address)) == self._opening, address)
+            self._opening = None
         if self._posted is None:
             self._post_next()
         message = self._wait(address)
         length = get_word(message) - _word(address)
-        if not 0 <= length < ROOM:
-            raise PipelineError(
-                f"{self._source} sent something else where {_say(address)} was expected: the "
-                "stages are not in step (another number of micro-batches, a pass that only some "
-                "stages make)"
-            )
+        self._require_in_step(0 <= length < ROOM, address)
         if length:
             header = self._now(length, address)
             self._lanes[lane] = Layout.decode(header.cpu().numpy().tobytes())
@@ -197,6 +211,14 @@ class Incoming:
         self._expected.popleft()
         self._post_next()
         self._arrived[address] = self._unpack(self._lanes[lane], message)
+
+    def _require_in_step(self, in_step: bool, address: Address) -> None:
+        if not in_step:
+            raise PipelineError(
+                f"{self._source} sent something else where {_say(address)} was expected: the "
+                "stages are not in step (another number of micro-batches, a pass that only some "
+                "stages make)"
+            )
 
     def _shared(self, inbox: Inbox, notice: Tensor, address: Address) -> Tensor:
         """The message that a notice is about."""
@@ -257,6 +279,11 @@ class Incoming:
 def _word(address: Address, length: int = 0) -> int:
     """The last word of the first message about `address`."""
     return (zlib.crc32(repr(address).encode()) >> 1) * ROOM + length
+
+
+def _digest(addresses: Sequence[Address]) -> int:
+    """Says what a pass consists of."""
+    return zlib.crc32(repr(list(addresses)).encode())
 
 
 def _say(address: Address) -> str:
