@@ -13,6 +13,7 @@ from ds_aio.buffers import BufferLike, spans
 from ds_aio.engine import Engine, Options, RawFile, Report
 from ds_aio.errors import AioError, transfer_error
 from ds_aio.memory import StagingPool
+from ds_aio.pending import Pending
 from ds_aio.staging import StagedTransfer, is_on_device
 from ds_aio.transfer import Placed, Transfer, begin
 
@@ -35,7 +36,7 @@ class File:
         self.path = os.fsdecode(path)
         self._engine = engine
         self._owned = owned
-        self._pending: list[Transfer | StagedTransfer] = []
+        self._pending = Pending()
         self._staging: StagingPool | None = None
         self._raw: RawFile | None = engine.open(
             self.path, write=mode != "r", create=mode == "w", truncate=mode == "w"
@@ -72,20 +73,7 @@ class File:
         Raises:
             TransferError: The first that no `wait` of a transfer has raised yet.
         """
-        pending, self._pending = [t for t in self._pending if not t.waited], []
-        first: BaseException | None = None
-        try:
-            for transfer in pending:
-                try:
-                    transfer.wait()
-                except AioError as error:
-                    first = first or error
-        finally:
-            # An interrupt leaves the rest to the next `wait`.
-            self._pending[:0] = [t for t in pending if not t.waited]
-        if first is not None:
-            raise first
-        return len(pending)
+        return self._pending.wait()
 
     def sync(self) -> None:
         """Waits for everything under way and makes it durable."""
@@ -176,9 +164,7 @@ class File:
 
     def _keep(self, transfer: Transfer | StagedTransfer) -> None:
         # Errors nobody asked for yet must still reach `wait` or `close`.
-        if len(self._pending) >= 64:
-            self._pending = [t for t in self._pending if not t.succeeded()]
-        self._pending.append(transfer)
+        self._pending.add(transfer, forget=True)
 
     def _open_file(self) -> RawFile:
         if self._raw is None:

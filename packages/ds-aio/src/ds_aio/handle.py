@@ -13,6 +13,7 @@ from ds_aio.engine import Backend, Engine, Options, Report
 from ds_aio.errors import AioError, UnfitBuffer
 from ds_aio.faults import Faults
 from ds_aio.memory import StagingPool, aligned_tensor
+from ds_aio.pending import Pending
 from ds_aio.staging import StagedTransfer, is_on_device
 from ds_aio.transfer import Transfer, begin
 
@@ -60,7 +61,7 @@ class AioHandle:
                 faults=faults or Faults(),
             )
         )
-        self._pending: list[Transfer | StagedTransfer] = []
+        self._pending = Pending()
         self._staging = StagingPool(max(block_size, 1 << 20))
         self._locked: dict[int, weakref.ref[Tensor]] = {}
         self._freed: dict[int, weakref.ref[Tensor]] = {}
@@ -77,12 +78,12 @@ class AioHandle:
 
     def async_pread(self, buffer: BufferLike, filename: Name, file_offset: int = 0) -> int:
         """Begins to fill `buffer`; leave it alone until `wait`."""
-        self._pending.append(self._start(buffer, filename, file_offset, write=False, here=False))
+        self._pending.add(self._start(buffer, filename, file_offset, write=False, here=False))
         return 0
 
     def async_pwrite(self, buffer: BufferLike, filename: Name, file_offset: int = 0) -> int:
         """Begins to write `buffer`; leave it alone until `wait`."""
-        self._pending.append(self._start(buffer, filename, file_offset, write=True, here=False))
+        self._pending.add(self._start(buffer, filename, file_offset, write=True, here=False))
         return 0
 
     def pread(
@@ -137,20 +138,7 @@ class AioHandle:
         Raises:
             TransferError: Of the first request that failed, after all have ended.
         """
-        pending, self._pending = self._pending, []
-        first: AioError | None = None
-        try:
-            for transfer in pending:
-                try:
-                    transfer.wait()
-                except AioError as error:
-                    first = first or error
-        finally:
-            # An interrupt leaves the rest to the next `wait`.
-            self._pending[:0] = [t for t in pending if not t.waited]
-        if first is not None:
-            raise first
-        return len(pending)
+        return self._pending.wait()
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: Tensor) -> Tensor:
         """A flat tensor of the example's dtype in locked, page-aligned memory.

@@ -67,8 +67,9 @@ class Transfer:
             )
 
     def _look_back(self) -> None:
-        if self._on_done is not None:
-            on_done, self._on_done = self._on_done, None
+        # Taken before it is looked at: another thread may wait, too.
+        on_done, self._on_done = self._on_done, None
+        if on_done is not None:
             on_done()
 
     def succeeded(self) -> bool:
