@@ -23,21 +23,21 @@ LEAVES = ["ds-aio", "ds-kernels", "ds-profiler", "ds-data"]
 ORDER = ["ds-core", *LEAVES, "ds-zero", "ds-pipeline", "deepspeed"]
 PACKAGES = [name for name in ORDER if (ROOT / "packages" / name / "pyproject.toml").exists()]
 BUILD = ["hatchling", "editables", "scikit-build-core", "pybind11", "cmake", "ninja"]
-RUNTIME = ["torch", "numpy", "safetensors", "pydantic", "tqdm", "rich"]
+RUNTIME = ["torch", "numpy", "safetensors", "zlib-ng", "pydantic", "tqdm", "rich"]
 EXTRAS = ["tensorboard", "matplotlib", "psutil", "setuptools", "triton", "wandb", "comet_ml"]
 TESTING = ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis"]
 SIDE_BY_SIDE = ["-n", "2", "--dist", "loadfile"]
 CHECKING = ["ruff", "mypy", "import-linter"]
 DOCS = ["mkdocs", "mkdocs-material", "mkdocstrings[python]", "ruff"]
 NEEDS = {
-    "ds-core": ["torch", "numpy", "safetensors"],
-    "ds-zero": ["torch", "numpy", "safetensors"],
-    "ds-pipeline": ["torch", "numpy", "safetensors", "matplotlib"],
+    "ds-core": ["torch", "numpy", "safetensors", "zlib-ng"],
+    "ds-zero": ["torch", "numpy", "safetensors", "zlib-ng"],
+    "ds-pipeline": ["torch", "numpy", "safetensors", "zlib-ng", "matplotlib"],
     "ds-profiler": ["torch", "numpy", "rich", "tensorboard"],
     "ds-aio": ["torch", "numpy", "safetensors", "tqdm", "matplotlib"],
     "ds-kernels": ["torch", "numpy", "triton"],
     "ds-data": ["torch", "numpy", "tqdm"],
-    "deepspeed": ["torch", "numpy", "safetensors", "pydantic", "tqdm"],
+    "deepspeed": ["torch", "numpy", "safetensors", "zlib-ng", "pydantic", "tqdm"],
 }
 """What a package's own tests run with, from the index."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from zlib_ng.zlib_ng import crc32
 
 from ds_core.checkpoint.layout import cover_fault, numel_of
 from ds_core.errors import CheckpointError, RankMismatchError
@@ -236,4 +236,4 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _body_crc(body: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    return crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from zlib_ng.zlib_ng import crc32
 
 from ds_core.checkpoint.manifest import StoredFile
 from ds_core.errors import CheckpointError
@@ -23,8 +23,8 @@ CHUNK = 4 << 20
 FLUSH = 64 << 20
 """Bytes after which a thread begins to force them to the disk, while more are written."""
 
-WORKERS = 3
-"""Threads that serve the two files of a rank: a checksum, and a flush each."""
+WORKERS = 2
+"""Threads that serve the two files of a rank, a flush each."""
 
 MAX_HEADER = 64 << 20
 """Readers of safetensors refuse headers of more than 100 MB."""
@@ -73,7 +73,7 @@ def entry_room(key: str, shape: tuple[int, ...]) -> int:
 class TensorFile:
     """Writes `path`. `room` bytes are kept for the header: ask `fits` before `add`.
 
-    `workers` run checksums and flushes beside the writes (all release the GIL).
+    `workers` run flushes beside the writes (they release the GIL).
     """
 
     def __init__(
@@ -113,16 +113,12 @@ class TensorFile:
         }
         self._used += entry_room(key, shape)
         offset, crc = 8 + self._room + self._offset, 0
-        beside = None
-        if tensor.device.type == "cpu" and nbytes > CHUNK // 4:
-            beside = self._workers.submit(zlib.crc32, bytes_of(tensor).numpy().data)
         for chunk in host_chunks(tensor):
             self._file.write(chunk)
-            if beside is None:
-                crc = zlib.crc32(chunk, crc)
+            crc = crc32(chunk, crc)
             self._wrote(len(chunk))
         self._offset += nbytes
-        return offset, crc if beside is None else beside.result()
+        return offset, crc
 
     def _wrote(self, nbytes: int) -> None:
         if self._progress is not None:
@@ -150,7 +146,7 @@ class TensorFile:
         os.fsync(self._file.fileno())
         self._file.close()
         nbytes = len(header) + self._offset
-        return StoredFile(self.path.name, nbytes, len(header), zlib.crc32(header))
+        return StoredFile(self.path.name, nbytes, len(header), crc32(header))
 
     def __enter__(self) -> TensorFile:
         return self

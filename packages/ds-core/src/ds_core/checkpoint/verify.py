@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from zlib_ng.zlib_ng import crc32
 
 from ds_core.checkpoint.manifest import Manifest, dtype_of
 from ds_core.checkpoint.reader import OpenFiles
@@ -82,7 +83,7 @@ def _check(files: OpenFiles, stretches: list[_Stretch]) -> list[str]:
         for done in range(0, stretch.nbytes, _BLOCK):
             block = buffer[: min(_BLOCK, stretch.nbytes - done)]
             files.read(stretch.file, stretch.offset + done, block)
-            crc = zlib.crc32(block, crc)
+            crc = crc32(block, crc)
         if crc != stretch.crc32:
             last = stretch.offset + stretch.nbytes - 1
             faults.append(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
+from zlib_ng.zlib_ng import crc32
 
 from ds_core.checkpoint.directory import write_durably
 from ds_core.checkpoint.documents import Encoder, to_bytes
@@ -189,7 +189,7 @@ class _WholeFiles:
             for key, shard in shards.items():
                 offset, crc = header + entries[key]["data_offsets"][0], 0
                 for chunk in host_chunks(shard.piece):
-                    crc = zlib.crc32(chunk, crc)
+                    crc = crc32(chunk, crc)
                     if self._progress is not None:
                         self._progress(len(chunk))
                 piece = StoredPiece(path.name, offset, shard.start, shard.piece.numel(), crc)
@@ -244,7 +244,7 @@ def describe_file(path: Path, *, checked: int | None = None) -> StoredFile:
     with open(path, "rb") as file:
         while left:
             block = file.read(min(left, 1 << 20))
-            crc = zlib.crc32(block, crc)
+            crc = crc32(block, crc)
             left -= len(block)
     return StoredFile(path.name, nbytes, total, crc)
 
