@@ -6,6 +6,7 @@ import errno
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,41 @@ def test_saving_and_loading_need_little_extra_memory(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "m"], check=True, timeout=120)
     (tmp_path / "m").unlink()
+
+
+KILLED_SAVE = """
+import os, signal, sys, torch, ds_aio
+from ds_aio.aside import Aside
+aside = Aside(sys.argv[1])
+print(aside.path, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next_and_a_live_save_is_not(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", KILLED_SAVE, str(tmp_path / "m")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    dead, live = (subprocess.Popen(command, **pipes) for _ in range(2))  # type: ignore[call-overload]
+    left, held = (Path(job.stdout.readline().strip()) for job in (dead, live))
+    dead.kill()
+    dead.communicate()
+    others = [tmp_path / "m.5.part", tmp_path / "mm.5.01234567.part", tmp_path / "m.5.0123456.part"]
+    for path in others:
+        path.touch()
+    ds_aio.save(tmp_path / "m", {"a": torch.ones(3)})
+    assert not left.exists()
+    assert {held, *others} <= set(tmp_path.iterdir())
+    live.communicate("\n")
+
+
+def test_saves_to_one_path_side_by_side_do_not_take_each_other_for_dead(tmp_path: Path) -> None:
+    def save(value: int) -> None:
+        for _ in range(40):
+            ds_aio.save(tmp_path / "m", {"a": torch.full((9,), value)}, durable=False)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save, range(4)))
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert len(ds_aio.load(tmp_path / "m")["a"].unique()) == 1

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
-import secrets
 import stat
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ds_aio.aside import Aside
 from ds_aio.engine import Engine, Options
 from ds_aio.errors import transfer_error
 from ds_aio.files import File
@@ -29,8 +28,6 @@ from ds_aio.safetensors_header import (
 from ds_aio.staging import StagedTransfer
 from ds_aio.transfer import Transfer
 
-# Longer file names are cut where the file is made, so that its own ending still fits.
-LONGEST_STEM = 200
 # Tensors that must be copied before they can be written are copied in windows of this size, two of
 # which may be in memory at once.
 WINDOW_BYTES = 32 << 20
@@ -46,7 +43,8 @@ def save(
 ) -> None:
     """Writes `tensors` to `path` in safetensors format.
 
-    The file appears under its name only when it is whole: a crash leaves what was there before.
+    The file appears under its name only when it is whole: a crash leaves what was there before,
+    and what a killed process left beside it is removed by the next save to the same path.
     Any dtype of the format, device, stride and shape is fine; tensors that share memory are each
     written in full. Extra memory stays below 128 MiB whatever is saved.
 
@@ -58,16 +56,15 @@ def save(
     """
     layout = plan_layout(tensors, metadata or {})
     target = _real_target(path)
-    aside = _aside(target)
+    aside = Aside(target)
     try:
-        with Engine(options) as engine, File(aside, "w", engine, owned=False) as file:
+        with Engine(options) as engine, File(aside.path, "w", engine, owned=False) as file:
             _write(file, layout, tensors)
             if durable:
                 file.sync()
-        os.replace(aside, target)
+        aside.take_name()
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(aside)
+        aside.discard()
         raise
     if durable:
         _sync_folder(Path(target).parent)
@@ -120,12 +117,6 @@ def _real_target(path: str | os.PathLike[str]) -> str:
         number = errno.EISDIR if stat.S_ISDIR(mode) else errno.ESPIPE
         raise transfer_error(number, "save", target)
     return target
-
-
-def _aside(target: str) -> str:
-    folder, name = os.path.split(os.fsencode(target))
-    mark = f".{os.getpid()}.{secrets.token_hex(4)}.part"
-    return os.fsdecode(os.path.join(folder, name[:LONGEST_STEM])) + mark
 
 
 def _write(file: File, layout: Layout, tensors: Mapping[str, Tensor]) -> None:

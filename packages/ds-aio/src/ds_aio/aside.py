@@ -1,0 +1,90 @@
+"""New files that take their name when they are whole."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import secrets
+
+from ds_aio.errors import transfer_error
+
+log = logging.getLogger(__name__)
+
+# Longer names are cut, so that the ending still fits.
+_LONGEST_STEM = 200
+_ENDING = rb"\.\d+\.[0-9a-f]{8}\.part"
+
+
+class Aside:
+    """An empty file beside `target` that will replace it.
+
+    It is locked as long as its process lives. Making one removes what killed processes left beside
+    the same target; files of live ones, also on other hosts of a shared file system with locks,
+    are never touched.
+
+    Attributes:
+        path: Where the file is until `take_name`.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        folder, name = os.path.split(os.fsencode(target))
+        stem = name[:_LONGEST_STEM]
+        _sweep(folder, stem)
+        self.path, self._lock = _claim(os.fsdecode(os.path.join(folder, stem)))
+
+    def take_name(self) -> None:
+        """Puts the file in the place of the target, in one step."""
+        os.replace(self.path, self._target)
+        os.close(self._lock)
+
+    def discard(self) -> None:
+        """Removes the file."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        os.close(self._lock)
+
+
+def _claim(stem: str) -> tuple[str, int]:
+    while True:
+        path = f"{stem}.{os.getpid()}.{secrets.token_hex(4)}.part"
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise transfer_error(error.errno or 0, "opening", path) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass  # a sweep took it for a leftover and is about to remove it
+        except OSError:
+            return path, lock  # no locks here, so that nobody sweeps either
+        else:
+            if os.fstat(lock).st_nlink:
+                return path, lock
+        os.close(lock)
+
+
+def _sweep(folder: bytes, stem: bytes) -> None:
+    leftover = re.compile(re.escape(stem) + _ENDING)
+    try:
+        names = os.listdir(folder or b".")
+    except OSError:
+        return  # making the new file tells what is wrong
+    for name in names:
+        if leftover.fullmatch(name):
+            _remove_if_dead(os.path.join(folder, name))
+
+
+def _remove_if_dead(path: bytes) -> None:
+    # Gone already, held by a live process, not ours to open, or no locks here: it stays.
+    with contextlib.suppress(OSError):
+        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+            log.info("removed %r, which a killed save left", os.fsdecode(path))
+        finally:
+            os.close(lock)
