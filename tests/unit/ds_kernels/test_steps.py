@@ -7,6 +7,7 @@ import math
 import os
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from ds_kernels import (
     StepQueue,
     adagrad_step,
     adam_step,
+    backend,
     lamb_step,
     lion_step,
     sgd_step,
@@ -128,8 +130,6 @@ def test_lamb_does_not_depend_on_threads(level: str) -> None:
 
 def test_levels_agree_within_a_few_ulp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 1.5: one binary, all levels, the same tensors."""
-    from ds_kernels import backend
-
     start, results = buffers(1025), []
     for name in backend.available():
         monkeypatch.setenv(backend.FORCE_VARIABLE, name)
@@ -138,6 +138,22 @@ def test_levels_agree_within_a_few_ulp(monkeypatch: pytest.MonkeyPatch) -> None:
             adam_step(*tensors, step=step, **HYPER)
         results.append(tensors[0])
     assert all(torch.allclose(results[0], r, rtol=5e-7, atol=5e-8) for r in results)
+
+
+@pytest.mark.parametrize("name", [name for name in backend.available() if name != "torch"])
+def test_every_root_is_the_nearest_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mantissas of both parities of the exponent, exponents -120 to 100, zero and infinity."""
+    mantissas = torch.linspace(1.0, 4.0, 300_007)
+    powers = 2.0 ** torch.arange(-120, 100, dtype=torch.float64)
+    sums = torch.cat([mantissas, *(mantissas[:97].double() * power for power in powers)]).float()
+    sums = torch.cat([sums, torch.tensor([0.0, torch.inf])])
+    grad = torch.full_like(sums, 2.0**-75)  # its square is too small to count
+    with np.errstate(divide="ignore"):
+        wanted = torch.from_numpy(grad.numpy() / np.sqrt(sums.numpy()))  # torch's may be one off
+    master = torch.zeros_like(sums)
+    monkeypatch.setenv(backend.FORCE_VARIABLE, name)
+    adagrad_step(master, grad, sums, step=1, lr=-1.0, eps=0.0)
+    assert torch.equal(master, wanted)
 
 
 def test_background_steps_run_in_order_and_finish() -> None:

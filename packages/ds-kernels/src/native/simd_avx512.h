@@ -11,7 +11,22 @@ inline V add(V a, V b) { return _mm512_add_ps(a, b); }
 inline V sub(V a, V b) { return _mm512_sub_ps(a, b); }
 inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
 inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-inline V root(V a) { return _mm512_sqrt_ps(a); }
+
+// The nearest number to the square root, in half the divider's time: an estimate of 14 bits, a step
+// of Goldschmidt, and the remainder, which a fused multiply-add tells exactly (Markstein, "Software
+// division and square root using Goldschmidt's algorithms", 2004). Equal to the instruction for every
+// float32 in the range below; the remainder of a smaller one would underflow.
+inline V root(V a) {
+  const __mmask16 above = _mm512_cmp_ps_mask(a, set(0x1p-100f), _CMP_GE_OQ);
+  if (_mm512_mask_cmp_ps_mask(above, a, set(0x1p+120f), _CMP_LE_OQ) != 0xffff) {
+    return _mm512_sqrt_ps(a);
+  }
+  const V half = set(0.5f), y = _mm512_rsqrt14_ps(a);
+  const V s = mul(a, y), h = mul(half, y);
+  const V error = _mm512_fnmadd_ps(s, h, half);
+  const V near = fma(s, error, s);
+  return fma(_mm512_fnmadd_ps(near, near, a), fma(h, error, h), near);
+}
 inline V divide(V a, V b) { return _mm512_div_ps(a, b); }
 
 inline V sign(V a) {  // NaN and zeros stay what they are
