@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -90,6 +91,28 @@ def fails_for_want_of_room(stage: int, folder: str, weights: bool) -> list[str]:
 @pytest.mark.parametrize(("stage", "weights"), [(1, False), (3, False), (3, True)])
 def test_a_full_disk_stops_training_for_good_and_leaves_nothing(stage, weights, tmp_path):
     assert run_ranks(fails_for_want_of_room, 1, stage, str(tmp_path), weights) == [[]]
+
+
+def fails_to_read(stage: int, folder: str, weights: bool) -> set[str]:
+    engine = start(stage, folder, params=weights)
+    train([engine], range(1))
+    for path in Path(folder).glob("*/*.bin"):
+        os.truncate(path, 4)
+    seen = set()
+    for _ in range(3):
+        with pytest.raises(OSError, match=rf"{folder}.*[.]bin': file ends too early") as caught:
+            train([engine], range(1, 2))
+        seen.add(str(caught.value))
+    with contextlib.suppress(OSError):  # weights that are to come back are missing, too
+        engine.destroy()
+    assert left_in(Path(folder)) == []
+    return seen
+
+
+@pytest.mark.parametrize(("stage", "weights"), [(1, False), (3, False), (3, True)])
+def test_what_cannot_be_read_says_the_same_at_every_use(stage, weights, tmp_path):
+    [seen] = run_ranks(fails_to_read, 1, stage, str(tmp_path), weights)
+    assert len(seen) == 1
 
 
 def is_killed_within_a_step(stage: int, folder: str) -> None:

@@ -88,8 +88,12 @@ class Swapped:
         if stored not in self._inside:
             self._make_room(self._count)
         self._start_reading(segment)
-        for read in stored.reads:
-            read.wait()
+        try:
+            for read in stored.reads:
+                read.wait()
+        except BaseException:
+            stored.depth -= 1  # what fails, fails again at the next use
+            raise
         stored.reads.clear()
         self._bind(segment, stored)
 

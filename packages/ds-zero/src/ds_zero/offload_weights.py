@@ -70,18 +70,19 @@ class SwappedWeights:
 
     def enter(self, segment: Segment) -> None:
         self._bring_in(segment)
-        self.inner.enter(segment)
+        try:
+            self.inner.enter(segment)
+        except BaseException:
+            self._let_out(segment)
+            raise
 
     def leave(self, segment: Segment, *, changed: bool) -> None:
         self.inner.leave(segment, changed=changed)
-        piece = self._pieces.get(segment)
+        if segment in self._pieces:
+            self._pieces[segment].changed |= changed
+        piece = self._let_out(segment)
         if piece is None:
             return
-        piece.depth -= 1
-        piece.changed = piece.changed or changed
-        if piece.depth:
-            return
-        segment.weights = segment.weights[:0].clone()
         if piece.changed:
             offset = segment.begin * segment.unit.dtype.itemsize
             piece.write = self._store.write(self._key(segment.unit), piece.buffer, offset)
@@ -121,10 +122,21 @@ class SwappedWeights:
             piece = self._pieces.get(segment)
         if piece is None:
             return
-        piece.depth += 1
-        if piece.depth == 1:
+        if not piece.depth:
             piece.read.wait()
             segment.weights = piece.buffer
+        piece.depth += 1
+
+    def _let_out(self, segment: Segment) -> _Piece | None:
+        """The opposite of `_bring_in`; the piece, if nobody uses it any more."""
+        piece = self._pieces.get(segment)
+        if piece is None:
+            return None
+        piece.depth -= 1
+        if piece.depth:
+            return None
+        segment.weights = segment.weights[:0].clone()
+        return piece
 
     def _start_reading(self, segment: Segment) -> None:
         unit = segment.unit
