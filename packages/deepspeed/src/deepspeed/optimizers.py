@@ -22,6 +22,11 @@ _ONE_BIT_WHY = (
     "communication_data_type to halve messages"
 )
 
+NO_LBFGS = (
+    "LBFGS evaluates the loss several times a step, which an engine cannot; use another "
+    "optimizer, or LBFGS with plain torch"
+)
+
 
 def make_optimizer_factory(name: str, options: Mapping[str, Any]) -> MakeOptimizer:
     """A factory of the optimizer called `name` in any case.
@@ -68,6 +73,8 @@ def _of_torch(key: str, name: str, options: Mapping[str, Any]) -> MakeOptimizer:
 def optimizer_fault(name: str) -> str | None:
     """What is wrong with an optimizer's name, or None."""
     key = name.lower()
+    if key == "lbfgs":
+        return NO_LBFGS
     known = key in registry.offered("optimizers") or key in _torch_classes()
     return None if known else _unknown(name)
 

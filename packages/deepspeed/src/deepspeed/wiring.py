@@ -23,7 +23,7 @@ from deepspeed.dataloader import DeepSpeedDataLoader
 from deepspeed.distributed import DEFAULT_PORT, device_type, init_distributed, local_rank
 from deepspeed.engine import DeepSpeedEngine
 from deepspeed.logs import one_rank_warns, speak_as_configured, this_rank
-from deepspeed.optimizers import make_optimizer_factory
+from deepspeed.optimizers import NO_LBFGS, make_optimizer_factory
 from deepspeed.precision import autocast_context, input_casts, precision_settings
 from deepspeed.progress import MemoryLog, ProgressLog
 from deepspeed.strategies import Parts, make_strategy
@@ -264,10 +264,7 @@ def choose_optimizer(
             "that makes one"
         )
     if isinstance(given, torch.optim.LBFGS):
-        raise ConfigError(
-            "LBFGS evaluates the loss several times a step, which an engine cannot; use another "
-            "optimizer, or LBFGS with plain torch"
-        )
+        raise ConfigError(NO_LBFGS)
     if isinstance(given, torch.optim.Optimizer):
         if section is not None:
             _two_optimizers()

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from deepspeed.config.faults import Findings, show
+from deepspeed.config.faults import Fault, Findings, show
+from deepspeed.config.trial import optimizer_trial, schedule_trial
 from deepspeed.optimizers import optimizer_fault
 from ds_core.schedules import schedule_faults
 from ds_core.sections import (
@@ -79,15 +80,19 @@ def check_learning_rate(sections: Mapping[str, object], findings: Findings) -> N
 
 
 def check_types(sections: Mapping[str, object], findings: Findings) -> None:
-    """The optimizer and the schedule exist, and the schedule takes its parameters."""
+    """The optimizer and the schedule exist, and take their parameters."""
     optimizer, scheduler = sections.get("optimizer"), sections.get("scheduler")
     if isinstance(optimizer, OptimizerSection):
         fault = optimizer_fault(optimizer.type)
         if fault is not None:
             findings.fault("optimizer.type", fault)
+        elif not any(known.path.startswith("optimizer.params.") for known in findings.faults):
+            findings.faults += optimizer_trial(optimizer.type, optimizer.params)
     if isinstance(scheduler, SchedulerSection) and scheduler.type is not None:
-        for path, text in schedule_faults(scheduler.type, scheduler.params):
-            findings.fault(f"scheduler.{path}", text)
+        wrong = schedule_faults(scheduler.type, scheduler.params)
+        findings.faults += [Fault(f"scheduler.{path}", text) for path, text in wrong]
+        if not wrong:
+            findings.faults += schedule_trial(scheduler.type, scheduler.params)
 
 
 def check_activation_checkpointing(sections: Mapping[str, object], findings: Findings) -> None:
