@@ -20,6 +20,7 @@ from ds_pipeline.errors import PipelineError
 from ds_pipeline.execution import Pass, StageEngine
 from ds_pipeline.faults import FaultBoard
 from ds_pipeline.grid import is_gloo, release
+from ds_pipeline.heap import keep_freed_memory
 from ds_pipeline.instructions import BackwardWeight, PipeInstruction
 from ds_pipeline.links import Links
 from ds_pipeline.module import PipelineModule
@@ -41,11 +42,14 @@ class PipelineSettings:
             a module of several chunks.
         record: note when each computation runs, see `PipelineEngine.recorded`.
         device: where batches go; None is that of the module's parameters.
+        keep_memory: on the CPU, let the allocator keep some of what a micro-batch frees for the
+            next one, see `ds_pipeline.heap`.
     """
 
     schedule: str | None = None
     record: bool = False
     device: torch.device | None = None
+    keep_memory: bool = True
 
 
 class PipelineEngine(StageEngine):
@@ -87,6 +91,8 @@ class PipelineEngine(StageEngine):
         )
         me = f"stage {self.stage_id} (rank {grid.global_rank})"
         self._pipe_device = settings.device or _device_of(module)
+        if settings.keep_memory and self._pipe_device.type == "cpu":
+            keep_freed_memory()
         self._agree()
         self._faults = FaultBoard(me, groups.world.broadcast_object(token_hex(8), 0))
         self._pipe = self.grid.new_pipe_group() if self.num_stages > 1 else None
