@@ -16,7 +16,7 @@ from ds_core.precision import DynamicLossScaler, PrecisionSettings
 from ds_core.precision.cast import cast_module
 from ds_core.replicated import Replicated, ReplicatedSettings
 from ds_pipeline import LayerSpec, PipelineEngine, PipelineModule, PipelineSettings, TiedLayerSpec
-from support.training import Run, adamw
+from support.training import Run, adamw, one_thread
 
 VOCABULARY, WIDTH, LENGTH, STEPS = 19, 16, 6, 3
 
@@ -209,6 +209,7 @@ def _bound(spec: TiedLayerSpec, module: nn.Module) -> Callable[[Any], Any]:
     return module if forward is None else lambda value: forward(module, value)
 
 
+@one_thread()
 def plain_run(case: Case, replicas: int = 1, steps: int = STEPS) -> Run:
     """The same training in one process, by plain PyTorch in fp32."""
     make_layers, loss_fn, make_batch = MODELS[case.model]

@@ -110,6 +110,7 @@ def check(folder: Path, least: int, most: int) -> int:
 def random_instants(folder: Path, rounds: int) -> dict[str, int]:
     """Kill a process that saves for ever, at a random time after its first save has begun."""
     chooser, kept, moved = random.Random(7), 0, 0
+    reach = 0.015  # seconds; follows the speed of the machine, so that both outcomes are met
     for index in range(rounds):
         root = folder / f"{index}"
         kind = KINDS[index % len(KINDS)]
@@ -126,12 +127,13 @@ def random_instants(folder: Path, rounds: int) -> dict[str, int]:
 
         child = fork(save_for_ever)
         os.read(begun, 1)
-        time.sleep(chooser.uniform(0, 0.015))
+        time.sleep(chooser.uniform(0, reach))
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
         wait_for_group(child)
         value = check(root, 1, 10**6)
         kept, moved = kept + (value == 1), moved + (value > 1)
+        reach *= 1.1 if value == 1 else 0.9
         save_once(root, kind, value + 1)
         assert check(root, value + 1, value + 1)
         assert not [name for name in os.listdir(root) if name.startswith(".")], os.listdir(root)
