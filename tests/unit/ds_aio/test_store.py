@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ds_aio.errors import BackendUnavailable, StoreError, UnfitBuffer
+from ds_aio import Faults, Options
+from ds_aio.errors import BackendUnavailable, StoreError, TransferError, UnfitBuffer
 from ds_aio.sections import AioSection
 from ds_aio.store import FileStore, make_store
 
@@ -151,3 +153,21 @@ def test_a_range_that_no_file_has_is_refused(tmp_path: Path, nbytes: int, offset
         store.write("k", torch.ones(10)).wait()
         with pytest.raises(UnfitBuffer, match=f"no file has {nbytes} bytes at offset {offset}"):
             store.prefetch("k", nbytes, offset)
+
+
+def test_what_was_not_written_cannot_be_read_until_it_is(tmp_path: Path) -> None:
+    faults = Faults(fail_errno=errno.EIO, fail_offset=5000, fail_times=1)
+    with FileStore(tmp_path, options=Options(faults=faults)) as store:
+        out = torch.ones(2000)
+        store.write("k", torch.zeros(2000))  # nobody waits for it
+        for _ in range(2):
+            read = store.read("k", out)
+            with pytest.raises(TransferError, match=r"write of 8000 bytes.*k\.bin.*offset"):
+                read.wait()
+        assert not store.prefetch("k", 8000)
+        store.write("k", torch.zeros(500), 4800).wait()  # a part of it
+        with pytest.raises(TransferError):
+            store.read("k", out).wait()
+        store.write("k", torch.full((2000,), 4.0)).wait()
+        store.read("k", out).wait()
+        assert out.eq(4).all()

@@ -37,14 +37,22 @@ class _Flight:
     write: bool
     transfer: Transfer | StagedTransfer
 
+    def under_way(self) -> bool:
+        return not self.transfer.done()
+
+    def lost(self) -> bool:
+        """A write that failed, so that the range holds something else."""
+        return self.write and self.transfer.done() and not self.transfer.succeeded()
+
 
 class FileStore:
     """Reads and writes ranges of named flat tensors. Safe for several threads.
 
     The caller owns the buffers and leaves them alone until the returned work is done. Work on
     overlapping ranges of one key is done in the order it was asked for, which makes such a call
-    wait for the earlier work. Everything is deleted by `close`, and when the process ends; what a
-    killed process left is deleted by the next store below the same directory.
+    wait for the earlier work. What a write did not store cannot be read until it is written again:
+    such a read raises the error of the write. Everything is deleted by `close`, and when the
+    process ends; what a killed process left is deleted by the next store below the same directory.
 
     Args:
         directory: Where the private directory is made. Other jobs may use the same.
@@ -100,21 +108,24 @@ class FileStore:
                     offset=offset,
                     wanted=nbytes,
                 )
-            self._order(key, offset, offset + nbytes, write=False)
+            lost = self._order(key, offset, offset + nbytes, write=False)
+            if lost is not None:
+                return lost
             return self._begin(key, self._file(key), out, offset, nbytes, write=False)
 
     def prefetch(self, key: str, nbytes: int, offset: int = 0) -> bool:
         """Begins to read what a `read` of the same range will ask for.
 
         Returns False, and does nothing, when that is under way already, when the key is unknown or
-        when the memory for it is used up.
+        was not written, or when the memory for it is used up.
         """
         with self._mutex:
             self._check_range(key, offset, nbytes)
             place = (key, offset, nbytes)
             if place in self._ahead or nbytes > self._ahead_left or not self._exists(key):
                 return False
-            self._order(key, offset, offset + nbytes, write=False)
+            if self._order(key, offset, offset + nbytes, write=False) is not None:
+                return False
             buffer = aligned_tensor((nbytes,), phase=offset)
             transfer = self._begin(key, self._file(key), buffer, offset, nbytes, write=False)
             if isinstance(transfer, Transfer):
@@ -201,15 +212,26 @@ class FileStore:
         self._flights.setdefault(key, []).append(_Flight(offset, offset + nbytes, write, transfer))
         return transfer
 
-    def _order(self, key: str, first: int, last: int, *, write: bool) -> None:
+    def _order(
+        self, key: str, first: int, last: int, *, write: bool
+    ) -> Transfer | StagedTransfer | None:
+        """Waits for what must come before; for a read, the write that failed to store its bytes."""
         if len(self._flights) > MOST_IDLE_KEYS:
-            live = {k: [f for f in fs if not f.transfer.done()] for k, fs in self._flights.items()}
-            self._flights = {k: fs for k, fs in live.items() if fs}
-        flights = [f for f in self._flights.get(key, []) if not f.transfer.done()]
+            live = {
+                k: [f for f in flights if f.under_way() or f.lost()]
+                for k, flights in self._flights.items()
+            }
+            self._flights = {k: flights for k, flights in live.items() if flights}
+        flights = self._flights.get(key, [])
         for flight in flights:
             if (write or flight.write) and flight.first < last and first < flight.last:
                 flight.transfer.settle()
+        flights = [f for f in flights if f.under_way() or f.lost()]
+        if write:  # what is written now may make good for what was lost
+            flights = [f for f in flights if not (first <= f.first and f.last <= last)]
         self._flights[key] = flights
+        lost = (f.transfer for f in flights if f.lost() and f.first < last and first < f.last)
+        return None if write else next(lost, None)
 
     def _forget_ahead(self, key: str, first: int, last: int) -> None:
         for place in list(self._ahead):
