@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ds_core.contracts import Divisor
 from ds_core.groups import make_groups
 from ds_core.optimizers import parameter_groups
 from ds_core.precision import DynamicLossScaler, PrecisionSettings
@@ -19,5 +20,5 @@ def test_a_module_without_parameters_takes_its_steps():
         groups=make_groups(),
         precision=PrecisionSettings(make_scaler=DynamicLossScaler),
     )
-    report = strategy.step(divisor=1)
+    report = strategy.step(divisor=Divisor(1, 1))
     assert (report.skipped, report.grad_norm) == (False, 0.0)

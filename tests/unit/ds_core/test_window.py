@@ -14,7 +14,7 @@ def window(steps: int) -> AccumulationWindow:
 def add(target, *, weight=None, divided=False):
     closing = target.will_close()
     target.add(weight, divided=divided)
-    return closing, target.divisor(closing=closing)
+    return closing, target.divisor(closing=closing).mean
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 8])

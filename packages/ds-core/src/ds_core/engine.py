@@ -153,10 +153,12 @@ class Engine(nn.Module):
         self.require_open()
         maybe_idle = not self._backward_since_step
         if maybe_idle:
-            self.window.add(None, divided=False)  # a plain loss.backward() by the caller
+            self.window.skip()
             self.counters.micro_batches += 1
             if self._forward_since_step is False:
                 self._warn_of_idle_step()
+            self.window.divisor(closing=self.window.is_boundary())  # as backward() of the others
+            self.strategy.skip_pass()
         self._backward_since_step = False
         if self._forward_since_step:
             self._forward_since_step = False
@@ -166,6 +168,7 @@ class Engine(nn.Module):
         lr = tuple(float(group["lr"]) for group in self.strategy.optimizer.param_groups)
         micro_batches = self.window.seen
         report = self.strategy.step(divisor=self.window.divisor(closing=True))
+        self.window.require_same_everywhere()
         if maybe_idle and report.grad_norm == 0.0:
             self._warn_of_idle_step()
         self.window.close()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ds_core.contracts import LoadWhat, ShardReader, StepReport, TensorShard
+from ds_core.contracts import Divisor, LoadWhat, ShardReader, StepReport, TensorShard
 from ds_core.errors import StateError
 from ds_core.groups import Groups
 from ds_core.naming import ParameterNames
@@ -30,12 +30,15 @@ class ForwardOnly:
         broadcast_module(module, groups)
 
     def backward(
-        self, loss: Tensor, *, sync: bool, divisor: float, retain_graph: bool = False
+        self, loss: Tensor, *, sync: bool, divisor: Divisor, retain_graph: bool = False
     ) -> None:
-        root = self._root.for_pass(loss, divisor / self._groups.data.world_size)
+        root = self._root.for_pass(loss, divisor.root / self._groups.data.world_size)
         torch.autograd.backward(loss, root, retain_graph=retain_graph)
 
-    def step(self, *, divisor: float) -> StepReport:
+    def skip_pass(self) -> None:
+        """Nothing to do: gradients stay local."""
+
+    def step(self, *, divisor: Divisor) -> StepReport:
         raise StateError(
             "this engine has no optimizer; pass one to initialize() or name one in the "
             "configuration's 'optimizer' section"

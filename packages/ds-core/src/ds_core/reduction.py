@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +18,8 @@ class RootScale:
     """Spreads the division by `divisor` over the root of backward and the end of reduction.
 
     What is divided at the root (the gradient that backward starts from) costs nothing. All passes
-    of one window must start from the same factor, so the first one fixes it; a divisor that turns
-    out otherwise is put right at the end.
+    of one window, on all ranks, must start from the same factor: that of `Divisor.root`. A mean
+    that turns out otherwise is put right at the end.
     """
 
     def __init__(
@@ -29,7 +31,7 @@ class RootScale:
         self._before: float | None = None
         self._scale = 1.0
 
-    def for_pass(self, loss: Tensor, divisor: float) -> Tensor:
+    def for_pass(self, loss: Tensor, root: float) -> Tensor:
         """The gradient to start backward from, shaped like `loss`.
 
         Raises:
@@ -50,10 +52,10 @@ class RootScale:
             )
         if self._before is None:
             self._scale = self._scaler.scale
-            self._before = self._choose(divisor)
+            self._before = self._choose(root)
         return torch.full_like(loss, self._scale / self._before)
 
-    def missing(self, divisor: float) -> float:
+    def missing(self, root: float) -> float:
         """What this rank's sums must be multiplied by before they meet those of other ranks.
 
         A window without any pass of ours (plain `loss.backward()`, or no backward on this rank)
@@ -62,35 +64,38 @@ class RootScale:
         if self._before is not None:
             return 1.0
         self._scale = self._scaler.scale
-        self._before = self._choose(divisor)
+        self._before = self._choose(root)
         return self._scale / self._before
 
-    def remaining(self, divisor: float) -> float:
+    def remaining(self, mean: float) -> float:
         """What sums over all ranks must still be multiplied by; call `missing` first."""
         assert self._before is not None, "missing() fixes the root of the window"
-        return self._before / divisor
+        return self._before / mean
 
     def reset(self) -> None:
         """A new window begins."""
         self._before = None
 
-    def _choose(self, divisor: float) -> float:
+    def _choose(self, root: float) -> float:
         if self._predivide is not None:
             return self._predivide
         if self._scaler.scale != 1.0:
-            return divisor / self._world_size
-        return divisor
+            return root / self._world_size
+        return root
 
 
 class Message:
-    """Sends buckets over the group in the communication format."""
+    """Sends buckets over the group in the communication format; `names` are for messages."""
 
-    def __init__(self, comm: Communicator, dtype: torch.dtype | None) -> None:
-        self._comm, self._dtype = comm, dtype
+    def __init__(
+        self, comm: Communicator, dtype: torch.dtype | None, names: Mapping[nn.Parameter, str]
+    ) -> None:
+        self._comm, self._dtype, self._names = comm, dtype, names
 
     def all_reduce(self, bucket: Bucket) -> Pending:
         """Start summing the bucket over all ranks; it holds the sum after `wait()`."""
-        label = f"gradient bucket {bucket.index}"
+        first, more = self._names.get(bucket.params[0], "?"), len(bucket.params) - 1
+        label = f"gradients of {first} and {more} more" if more else f"gradient of {first}"
         if self._dtype is None or self._dtype == bucket.buffer.dtype:
             return self._comm.all_reduce(bucket.buffer, label=label, async_op=True)
         message = bucket.buffer.to(self._dtype)

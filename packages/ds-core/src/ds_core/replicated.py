@@ -17,7 +17,7 @@ from ds_core.buckets import (
     trained_params,
 )
 from ds_core.clip import total_norm
-from ds_core.contracts import LoadWhat, Pending, ShardReader, StepReport, TensorShard
+from ds_core.contracts import Divisor, LoadWhat, Pending, ShardReader, StepReport, TensorShard
 from ds_core.gate import StepGate
 from ds_core.groups import Groups
 from ds_core.naming import FrozenParams, ParameterNames, named_buffers
@@ -87,7 +87,7 @@ class Replicated:
         self.optimizer = build_optimizer(param_groups, optimizer, self._master.__getitem__)
         sparse = set(sparse_params(module, dense_too=settings.sparse_gradients))
         self._sparse = SparseGradients([p for p in params if p in sparse], groups.data)
-        self._message = Message(groups.data, precision.communication_dtype)
+        self._message = Message(groups.data, precision.communication_dtype, self._names.names)
         self._buckets = GradientBuckets(
             make_buckets(
                 [param for param in params if param not in sparse],
@@ -107,9 +107,9 @@ class Replicated:
         return self._gate.scaler.scale
 
     def backward(
-        self, loss: Tensor, *, sync: bool, divisor: float, retain_graph: bool = False
+        self, loss: Tensor, *, sync: bool, divisor: Divisor, retain_graph: bool = False
     ) -> None:
-        root = self._root.for_pass(loss, divisor)
+        root = self._root.for_pass(loss, divisor.root)
         self._buckets.begin_pass(sync=sync)
         try:
             torch.autograd.backward(loss, root, retain_graph=retain_graph)
@@ -120,7 +120,10 @@ class Replicated:
         if sync:
             self._reduce(divisor)
 
-    def step(self, *, divisor: float) -> StepReport:
+    def skip_pass(self) -> None:
+        """Nothing to do: ranks meet once a window."""
+
+    def step(self, *, divisor: Divisor) -> StepReport:
         self._frozen.check()
         if not self._buckets.reduced or self._buckets.dirty:
             self._reduce(divisor)
@@ -189,10 +192,10 @@ class Replicated:
         """What the optimizer updates for `param`: its fp32 master, or itself."""
         return self._held.get(param, param)
 
-    def _reduce(self, divisor: float) -> None:
-        local = self._root.missing(divisor)
+    def _reduce(self, divisor: Divisor) -> None:
+        local = self._root.missing(divisor.root)
         self._buckets.scale_local(local)
-        factor = self._root.remaining(divisor)
+        factor = self._root.remaining(divisor.mean)
         if not self._buckets.reduced and not self._buckets.syncing:
             self._buckets.begin_late_sync()
         self._buckets.finish_sync(factor)

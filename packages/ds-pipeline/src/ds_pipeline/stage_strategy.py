@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ds_core.comm import Communicator
-from ds_core.contracts import LoadWhat, ShardReader, StepReport, TensorShard, UpdateStrategy
+from ds_core.contracts import (
+    Divisor,
+    LoadWhat,
+    ShardReader,
+    StepReport,
+    TensorShard,
+    UpdateStrategy,
+)
 from ds_core.errors import RankMismatchError
 from ds_core.naming import ParameterNames, named_buffers
 from ds_pipeline.module import PipelineModule
@@ -56,15 +63,18 @@ class StageStrategy:
         return float(getattr(self.inner, "scaler_scale", 1.0))
 
     def backward(
-        self, loss: Tensor, *, sync: bool, divisor: float, retain_graph: bool = False
+        self, loss: Tensor, *, sync: bool, divisor: Divisor, retain_graph: bool = False
     ) -> None:
         """Accumulate the gradients of a loss that the last stage has."""
         torch.autograd.backward(loss, torch.full_like(loss, self.root), retain_graph=retain_graph)
 
-    def step(self, *, divisor: float) -> StepReport:
+    def skip_pass(self) -> None:
+        self.inner.skip_pass()
+
+    def step(self, *, divisor: Divisor) -> StepReport:
         """Sum tied gradients over stages, then step; all stages update or none does."""
         self._module.ties.reduce()
-        report = self.inner.step(divisor=divisor * self.root)
+        report = self.inner.step(divisor=divisor.times(self.root))
         if not report.skipped:
             return report
         everyone = self._replica.all_gather_object(report.nonfinite)

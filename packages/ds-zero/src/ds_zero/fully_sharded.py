@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ds_core.comm import Communicator
 from ds_core.contracts import (
     WEIGHT,
+    Divisor,
     LoadWhat,
     Pending,
     ShardReader,
@@ -192,13 +193,16 @@ class FullySharded:
             return param.detach().clone()
 
     def backward(
-        self, loss: Tensor, *, sync: bool, divisor: float, retain_graph: bool = False
+        self, loss: Tensor, *, sync: bool, divisor: Divisor, retain_graph: bool = False
     ) -> None:
         self.coordinator.begin_backward()
         self._update.backward(loss, sync=sync, divisor=divisor, retain_graph=retain_graph)
         self.coordinator.end_backward()
 
-    def step(self, *, divisor: float) -> StepReport:
+    def skip_pass(self) -> None:
+        self._update.gradients.skip_pass()
+
+    def step(self, *, divisor: Divisor) -> StepReport:
         report = self._update.step(divisor=divisor)
         if not report.skipped:
             self.coordinator.drop_all(kept_too=True)
@@ -260,6 +264,7 @@ class FullySharded:
             except BaseException:
                 self._swapped.close()
                 raise
+        self._exchange.end_assistance("the end of the engine")
         for param in self._facts:
             shard = _shard(param)
             shard.fetch_local = None
@@ -269,9 +274,6 @@ class FullySharded:
             hide(shard)
         hide_access(list(self._facts))
         self._by_index = []
-        if self._exchange.assist is not None:
-            self._exchange.assist.close()
-            self._exchange.assist = None
         self._update.gradients.release()
         self._update.owned.residence.close()
 
@@ -340,7 +342,7 @@ class FullySharded:
         shard = _shard(param)
         trains = param.requires_grad
         param.requires_grad_(True)  # hooks may be needed later, if it is unfrozen
-        before = param.register_hook(partial(_prepare, shard))  # type: ignore[no-untyped-call]
+        before = param.register_hook(shard.show_shape)  # type: ignore[no-untyped-call]
         after = param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             partial(self._arrived, shard)
         )
@@ -381,11 +383,6 @@ def _shard(param: nn.Parameter) -> Shard:
     shard = shard_of(param)
     assert shard is not None, "not a parameter of stage 3"
     return shard
-
-
-def _prepare(shard: Shard, _grad: Tensor) -> None:
-    """Autograd is about to accumulate into the parameter: it needs its shape for that."""
-    shard.show_shape()
 
 
 def _choose_kept(facts: Mapping[nn.Parameter, Any], each: int, together: int) -> None:

@@ -194,6 +194,16 @@ class ShardedGradients:
             for unit in self.units:
                 self._settle(unit)
 
+    def skip_pass(self) -> None:
+        """A micro-batch without a pass of ours: reduce what there is, as the other ranks did."""
+        if not self._every_pass:
+            return
+        if self.reduced:
+            self._undo_reduction()
+        self._begin_round()
+        self._active = True
+        self.end_pass()
+
     def finish(self, factor: float) -> None:
         """Close the window: reduce what is left, wait, multiply this rank's sums by `factor`."""
         if self.dirty or not self._round_done:

@@ -147,8 +147,11 @@ class Shard:
         at_address = whole is not None and whole.untyped_storage().data_ptr() == address
         return at_address and not self.keeps
 
-    def show_shape(self) -> None:
-        """Give an empty parameter its shape without memory, for autograd to accumulate into."""
+    def show_shape(self, _grad: Tensor | None = None) -> None:
+        """Give an empty parameter its shape without memory, for autograd to accumulate into.
+
+        A gradient hook: autograd needs the shape just then.
+        """
         if self.status is not ZeroParamStatus.AVAILABLE:
             self._set(torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape))
 

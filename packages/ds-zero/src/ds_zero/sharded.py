@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ds_core.contracts import WEIGHT, LoadWhat, ShardReader, StepReport, TensorShard
+from ds_core.contracts import WEIGHT, Divisor, LoadWhat, ShardReader, StepReport, TensorShard
 from ds_core.naming import named_buffers
 from ds_core.replicated import broadcast_module
 from ds_zero.access import Access
@@ -136,11 +136,14 @@ class Sharded:
         return self._update
 
     def backward(
-        self, loss: Tensor, *, sync: bool, divisor: float, retain_graph: bool = False
+        self, loss: Tensor, *, sync: bool, divisor: Divisor, retain_graph: bool = False
     ) -> None:
         self._update.backward(loss, sync=sync, divisor=divisor, retain_graph=retain_graph)
 
-    def step(self, *, divisor: float) -> StepReport:
+    def skip_pass(self) -> None:
+        self._update.gradients.skip_pass()
+
+    def step(self, *, divisor: Divisor) -> StepReport:
         report = self._update.step(divisor=divisor)
         if not report.skipped:
             self._gather_weights()

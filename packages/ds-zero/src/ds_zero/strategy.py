@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ds_core.contracts import FlatStep, StepReport
+from ds_core.contracts import Divisor, FlatStep, StepReport
 from ds_core.errors import StateError
 from ds_core.gate import StepGate
 from ds_core.groups import Groups
@@ -138,10 +138,10 @@ class ShardedUpdate:
         self.owned = OwnedState(segments, optimizer, flat_step=setup.flat_step, residence=residence)
 
     def backward(
-        self, loss: Tensor, *, sync: bool, divisor: float, retain_graph: bool = False
+        self, loss: Tensor, *, sync: bool, divisor: Divisor, retain_graph: bool = False
     ) -> None:
         """Back-propagate, reduce as the stage does; with `sync` close the window."""
-        root = self._root.for_pass(loss, divisor)
+        root = self._root.for_pass(loss, divisor.root)
         self.gradients.begin_pass(loss, sync=sync)
         try:
             torch.autograd.backward(loss, root, retain_graph=retain_graph)
@@ -152,7 +152,7 @@ class ShardedUpdate:
         if sync:
             self._finish(divisor)
 
-    def step(self, *, divisor: float) -> StepReport:
+    def step(self, *, divisor: Divisor) -> StepReport:
         """Measure, clip, update the shares this rank owns."""
         self._frozen.check()
         if not self.gradients.reduced or self.gradients.dirty:
@@ -182,9 +182,9 @@ class ShardedUpdate:
         """This rank's summed gradients of a segment, in the accumulation format."""
         return self.gradients.share(segment.unit)[segment.begin : segment.end]
 
-    def _finish(self, divisor: float) -> None:
-        self._unscaled = self._root.missing(divisor)
-        self.gradients.finish(self._root.remaining(divisor))
+    def _finish(self, divisor: Divisor) -> None:
+        self._unscaled = self._root.missing(divisor.root)
+        self.gradients.finish(self._root.remaining(divisor.mean))
 
     def _measure(self) -> tuple[float, set[nn.Parameter]]:
         """The norm of all gradients, and the parameters that no rank used; one message."""

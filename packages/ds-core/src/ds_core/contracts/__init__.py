@@ -6,13 +6,14 @@ from ds_core.contracts.optimizer import FlatStep, OptimizerFactory
 from ds_core.contracts.schedule import Schedule
 from ds_core.contracts.shard import BUFFER, WEIGHT, ShardReader, TensorShard
 from ds_core.contracts.store import Pending, TensorStore
-from ds_core.contracts.strategy import LoadWhat, StepReport, UpdateStrategy
+from ds_core.contracts.strategy import Divisor, LoadWhat, StepReport, UpdateStrategy
 
 __all__ = [
     "BUFFER",
     "WEIGHT",
     "CommEvent",
     "CommObserver",
+    "Divisor",
     "FlatStep",
     "Hook",
     "LoadWhat",

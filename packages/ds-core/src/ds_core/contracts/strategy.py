@@ -31,6 +31,24 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Divisor:
+    """What the sum of gradients over ranks and micro-batches is divided by.
+
+    Attributes:
+        mean: the number itself; only an expected one until the window closes.
+        root: an expected one too, the same on all ranks and in all passes of a window, so that
+            backward can start from it.
+    """
+
+    mean: float
+    root: float
+
+    def times(self, factor: float) -> Divisor:
+        """For gradients that are `factor` as large."""
+        return Divisor(self.mean * factor, self.root * factor)
+
+
+@dataclass(frozen=True, slots=True)
 class LoadWhat:
     """Which state `load` takes from a checkpoint.
 
@@ -51,16 +69,19 @@ class UpdateStrategy(Protocol):
 
     Gradients accumulate locally over `backward(sync=False)` calls. `backward(sync=True)` closes
     the window: when it returns, every parameter's gradient is the sum over all ranks and all
-    micro-batches of the window, divided by `divisor`. A parameter that no rank used has none.
+    micro-batches of the window, divided by `divisor.mean`. A parameter that no rank used has none.
     A plain `loss.backward()` outside of the strategy accumulates too; `step` reduces what is left.
     """
 
     optimizer: torch.optim.Optimizer
 
-    def backward(self, loss: Tensor, *, sync: bool, divisor: float, retain_graph: bool) -> None:
+    def backward(self, loss: Tensor, *, sync: bool, divisor: Divisor, retain_graph: bool) -> None:
         """Back-propagate `loss` (the strategy applies its own loss scale)."""
 
-    def step(self, *, divisor: float) -> StepReport:
+    def skip_pass(self) -> None:
+        """This rank's micro-batch had no `backward`: take part in what those of others did."""
+
+    def step(self, *, divisor: Divisor) -> StepReport:
         """Unscale, measure, clip, update what this rank owns, clear gradients."""
 
     def zero_grad(self) -> None:
