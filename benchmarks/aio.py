@@ -4,7 +4,10 @@ All rows of one table are measured in one run, in turn, several times, each time
 on; medians are compared. Reads are cold or go around the page cache. fio and the peer run in their
 own processes at the same block size and queue depth. fio moves everything through as many blocks as
 the queue is deep, which it has touched beforehand, and the peer fills its tensor first; so ours are
-touched first, too. Rows called `idle` were used a minute ago, rows called `fresh` never.
+touched first, too. Rows in random order with `fio's memory` move all through so few blocks as well,
+the others through memory as large as the file. Rows called `idle` were used a minute ago, rows
+called `fresh` never; before each of these as much memory is used and given back, so that none gets
+memory that the row before it let go of while another has to wait for the host.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from aio_rivals import RIVALS, Rival, drop_cache, peer_seconds, sync
+from aio_rivals import RIVALS, Rival, build_peer, drop_cache, peer_seconds, sync
 
 import ds_aio
 
@@ -32,6 +35,11 @@ FIO_ENGINES = {
 BACKENDS = ("io_uring", "linux_aio", "threads")
 SMALL = 65536
 Measures = dict[str, Callable[[], float]]
+
+
+def let_go(nbytes: int) -> None:
+    """Uses memory and gives it back: what is new afterwards comes from there, for every row."""
+    torch.ones(nbytes + nbytes // 8, dtype=torch.uint8)
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -70,12 +78,11 @@ class Bench:
 
     def reads(self) -> Measures:
         rows = self.fio_rows("read", self.block) | self.our_rows(write=False)
-        rows["ours, aligned, fresh"] = lambda: self.ours(
-            "auto", ds_aio.aligned_tensor((self.size,)), write=False
-        )
         rows["ours, pageable, idle"] = lambda: self.ours("auto", self.pageable, write=False)
-        rows["ours, pageable, fresh"] = lambda: self.ours(
-            "auto", torch.empty(self.size, dtype=torch.uint8), write=False
+        shape = (self.size,)
+        rows["ours, aligned, fresh"] = lambda: self.ours_fresh(lambda: ds_aio.aligned_tensor(shape))
+        rows["ours, pageable, fresh"] = lambda: self.ours_fresh(
+            lambda: torch.empty(shape, dtype=torch.uint8)
         )
         rows |= self.peer_rows("read", self.block)
         for name, rival in RIVALS.items():
@@ -86,7 +93,10 @@ class Bench:
         kind = "randwrite" if write else "randread"
         rows = self.fio_rows(kind, SMALL)
         for backend in BACKENDS:
-            rows[f"ours {backend}"] = lambda b=backend: self.ours_random(b, write=write)
+            for name, blocks in (("fio's memory", self.depth), ("all memory", self.size // SMALL)):
+                rows[f"ours {backend}, {name}"] = lambda b=backend, n=blocks: self.ours_random(
+                    b, n, write=write
+                )
         rows |= self.peer_rows(kind, SMALL)
         for name, rival in RIVALS.items():
             if not write or rival.writes_rows:
@@ -111,6 +121,10 @@ class Bench:
             move = file.write if write else file.read_into
             return self.size / timed(lambda: move(memory).wait())
 
+    def ours_fresh(self, memory: Callable[[], torch.Tensor]) -> float:
+        let_go(self.size)
+        return self.ours("auto", memory(), write=False)
+
     def ours_new_file(self) -> float:
         self.path.unlink()
         with ds_aio.open(self.path, "w", options=self.options("auto", self.block)) as file:
@@ -119,9 +133,10 @@ class Bench:
     def order(self) -> list[int]:
         return torch.randperm(self.size // SMALL).tolist()
 
-    def ours_random(self, backend: str, *, write: bool) -> float:
+    def ours_random(self, backend: str, blocks: int, *, write: bool) -> float:
         rows = self.aligned[: self.size // SMALL * SMALL].view(-1, SMALL)
-        pieces = [(rows[i], SMALL * place) for i, place in enumerate(self.order())]
+        rows[:blocks].bitwise_not_()
+        pieces = [(rows[i % blocks], SMALL * place) for i, place in enumerate(self.order())]
         with ds_aio.open(self.path, "r+", options=self.options(backend, SMALL)) as file:
             move = file.write_many if write else file.read_into_many
             return rows.nbytes / timed(lambda: move(pieces).wait())
@@ -172,6 +187,7 @@ class Bench:
 
     def rival_loads(self, rival: Rival, name: str) -> float:
         path = self.rival_file(rival, name)
+        let_go(self.size)
         return self.size / timed(lambda: rival.loads(path))
 
     def rival_random(self, rival: Rival, name: str, *, write: bool) -> float:
@@ -228,6 +244,8 @@ def main() -> None:
     args = parser.parse_args()
     if shutil.which("fio") is None:
         sys.exit("fio is the floor of this benchmark: install it")
+    if args.peer_python:
+        build_peer(args.peer_python)
     bench = Bench(args)
     try:
         bench.fio("fio libaio", "write", 1 << 20)

@@ -141,11 +141,24 @@ RIVALS = {
 }
 
 
+def build_peer(python: str) -> None:
+    """Lets the peer compile its handle, if it has not yet, before anything is measured."""
+    code = "from deepspeed.ops.op_builder import AsyncIOBuilder as B; B().load(verbose=False)"
+    subprocess.run(
+        [python, "-c", code], check=True, capture_output=True, env=peer_env(python), timeout=600
+    )
+
+
+def peer_env(python: str) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
+
+
 def peer_seconds(
     python: str, kind: str, path: Path, sizes: tuple[int, int, int], *, pinned: bool
 ) -> float:
     """How long the peer's handle takes; `sizes` are those of the file, a block and the queue."""
     command = [python, "-c", PEER_CODE, kind, str(path), *map(str, sizes), str(int(pinned))]
-    env = {**os.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
-    run = subprocess.run(command, check=True, capture_output=True, text=True, env=env, timeout=100)
+    run = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=peer_env(python), timeout=100
+    )
     return float(run.stdout.rsplit("SECONDS", 1)[1])

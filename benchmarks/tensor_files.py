@@ -3,13 +3,17 @@
 Saves count until the file is durable. Loads begin with none of the file in the page cache and count
 until every page of every tensor is in memory. fio moves as many bytes with direct I/O, 1 MiB x 32,
 through 32 blocks of memory that it has touched beforehand; loads fill memory that is new. All take
-turns, each round from another one on.
+turns, in another order each round. Before each measurement but fio's as much memory as the state
+takes is used and given back: without that, who comes after a load gets memory sooner than who comes
+after fio, for the host of a virtual machine takes back what is free for some seconds. With `--rest`
+all wait until it has.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -111,7 +115,7 @@ def fio(path: Path, nbytes: int, kind: str, engine: list[str]) -> float:
 
 
 def measure(
-    folder: Path, state: State, repeat: int, budget: float
+    folder: Path, state: State, repeat: int, budget: float, rest: float
 ) -> dict[str, dict[str, list[float]]]:
     nbytes = sum(tensor.nbytes for tensor in state.values())
     names = [*FIO, *WAYS]
@@ -123,11 +127,13 @@ def measure(
         # Only whole rounds, and none that would end too late.
         if (time.monotonic() - began) * (turn + 1) > budget * max(turn, 1):
             break
-        first = turn * len(names) // repeat
-        for name in names[first:] + names[:first]:
+        for name in random.Random(turn).sample(names, len(names)):
             path = folder / f"tensor_files_bench.{name.split()[-1]}"
             path.unlink(missing_ok=True)
-            rates = fio_rates(path, nbytes, name) if name in FIO else way_rates(path, state, name)
+            if name in FIO:
+                rates = fio_rates(path, nbytes, name)
+            else:
+                rates = way_rates(path, state, name, rest)
             for title, rate in zip(seen, rates, strict=True):
                 seen[title][name].append(rate)
                 print(f"{turn} {title}, {name}: {rate / 1e9:.2f}", file=sys.stderr, flush=True)
@@ -140,13 +146,23 @@ def fio_rates(path: Path, nbytes: int, name: str) -> tuple[float, float]:
     return fio(path, nbytes, "write", FIO[name]), fio(path, nbytes, "read", FIO[name])
 
 
-def way_rates(path: Path, state: State, name: str) -> tuple[float, float]:
+def prepare_memory(nbytes: int, rest: float) -> None:
+    """What is new afterwards was just let go, or after some seconds of rest free for long."""
+    if rest:
+        time.sleep(rest)
+    else:
+        torch.ones(nbytes + nbytes // 8, dtype=torch.uint8)
+
+
+def way_rates(path: Path, state: State, name: str, rest: float) -> tuple[float, float]:
     nbytes = sum(tensor.nbytes for tensor in state.values())
     save, load = WAYS[name]
+    prepare_memory(nbytes, rest)
     begin = time.perf_counter()
     save(state, str(path))
     saving = time.perf_counter() - begin
     forget(path)
+    prepare_memory(nbytes, rest)
     begin = time.perf_counter()
     touch(load(str(path)))
     return nbytes / saving, nbytes / (time.perf_counter() - begin)
@@ -179,13 +195,15 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=2 << 30)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--budget", type=float, default=1e9, help="seconds for all rounds")
+    parser.add_argument("--rest", type=float, default=0, help="seconds before each but fio's")
     parser.add_argument("--only", nargs="+", default=["rates", "memory"])
     args = parser.parse_args()
     if shutil.which("fio") is None:
         sys.exit("fio is the floor of this benchmark: install it")
     try:
         if "rates" in args.only:
-            rates = measure(args.folder, make_state(args.size), args.repeat, args.budget)
+            state = make_state(args.size)
+            rates = measure(args.folder, state, args.repeat, args.budget, args.rest)
             for title, seen in rates.items():
                 show(title, seen)
         if "memory" in args.only:
