@@ -186,15 +186,14 @@ def _new_group(ranks: Iterable[int]) -> Group:
     """A group that waits as long as the world does; the default would be half an hour."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    return dist.new_group(list(ranks), timeout=_patience())
+    return dist.new_group(list(ranks), timeout=patience_of(dist.group.WORLD))
 
 
-def _patience() -> timedelta | None:
-    """What the user chose for the world, where its backend tells."""
-    world: Any = dist.group.WORLD  # Any: torch types neither its backends nor their options
+def patience_of(group: Group) -> timedelta | None:
+    """How long the members of a group wait for each other, where its backend tells."""
     for device in ("cpu", "cuda", "xpu"):
         with contextlib.suppress(RuntimeError, AttributeError):
-            found = world._get_backend(torch.device(device)).options._timeout
+            found = group._get_backend(torch.device(device)).options._timeout
             return found if isinstance(found, timedelta) else None
     return None
 

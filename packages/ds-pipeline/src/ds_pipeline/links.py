@@ -11,8 +11,10 @@ from torch import Tensor
 from ds_core.comm import Communicator
 from ds_pipeline.errors import PipelineError
 from ds_pipeline.faults import FaultBoard
+from ds_pipeline.grid import patience_of
 from ds_pipeline.instructions import PipeInstruction, SendActivation, SendGrad
 from ds_pipeline.module import PipelineModule
+from ds_pipeline.notices import Bell, Ear
 from ds_pipeline.shared_memory import Inbox, Outbox, sharing_processes
 from ds_pipeline.transport import Address, Incoming, Neighbour, Outgoing
 
@@ -47,12 +49,15 @@ class Links:
         self._in: dict[int, Incoming] = {}
         on_host = device.type == "cpu" and comm.device.type == "cpu"
         processes = sharing_processes(comm, willing=on_host)
+        bells = {stage: Bell() for stage in sorted(stages) if processes[stage]}
+        ears = _open_ears(comm, bells, processes)
+        slots = self._stages + 2
         for stage in sorted(stages):
             other, process = Neighbour(stage, comm.global_rank(stage)), processes[stage]
-            slots = self._stages + 2
-            outbox, inbox = (Outbox(slots), Inbox(process, slots)) if process else (None, None)
-            self._out[stage] = Outgoing(comm, other, faults, limit=limit, outbox=outbox)
-            self._in[stage] = Incoming(comm, other, faults, device, inbox=inbox)
+            outbox = (Outbox(slots), bells[stage]) if process else None
+            inbox = (Inbox(process, slots), ears[stage]) if process else None
+            self._out[stage] = Outgoing(comm, other, faults, limit=limit, shared=outbox)
+            self._in[stage] = Incoming(comm, other, faults, device, shared=inbox)
 
     def begin(self, plans: Callable[[int], Sequence[PipeInstruction]], training: bool) -> None:
         """A pass begins in which stages do as planned."""
@@ -131,3 +136,20 @@ class Links:
     def _address(self, forward: bool, place: int, micro_batch: int) -> Address:
         kind = "activations" if forward else "gradients"
         return f"{kind}/{place}/{'train' if self._training else 'eval'}", micro_batch
+
+
+def _open_ears(
+    comm: Communicator, bells: dict[int, Bell], processes: Sequence[int | None]
+) -> dict[int, Ear]:
+    """An ear for the bell that each neighbour made for this stage; all stages call this."""
+    numbers = comm.all_gather_object({stage: bell.number for stage, bell in bells.items()})
+    patience = patience_of(comm.group)
+    ears = {
+        stage: Ear(process, numbers[stage][comm.rank], patience)
+        for stage, process in enumerate(processes)
+        if process is not None and stage in bells
+    }
+    comm.barrier("bells")
+    for bell in bells.values():
+        bell.heard()
+    return ears

@@ -2,7 +2,7 @@
 
 Through a socket a message is copied twice by the kernel, piece by piece, by threads that need a
 core while both stages compute. In shared memory the sender writes it once and the receiver reads it
-once; only a notice of some bytes goes through the process group.
+once; only a notice of some bytes is sent, see `ds_pipeline.notices`.
 
 The memory is anonymous (`memfd_create`): it has no name that could be left behind, counts for the
 processes that use it, and is gone when both are.

@@ -22,14 +22,12 @@ from torch import Tensor
 from ds_core.comm import Communicator
 from ds_pipeline.errors import PipelineError
 from ds_pipeline.faults import FaultBoard
+from ds_pipeline.notices import Bell, Ear
 from ds_pipeline.shared_memory import Inbox, Outbox, Ticket
 from ds_pipeline.wire import EMPTY, WORD, Layout, Message, get_word, set_word
 
 NOWHERE: Ticket = (0, 0, -1)
 """The place of a message that comes by itself, after its notice."""
-
-NOTICE = 4 * WORD
-"""Bytes of a notice: a `Ticket`, and the last word as in any message."""
 
 ROOM = 1 << 32
 """The last word of a message tells lengths below it; above it stands what the message is."""
@@ -55,7 +53,7 @@ class Outgoing:
     Args:
         comm: the group of the pipeline.
         limit: messages that may be under way; beyond it the oldest is waited for.
-        outbox: memory that the neighbour shares, if it does.
+        shared: memory that the neighbour shares, if it does, and the bell that it hears.
     """
 
     def __init__(
@@ -65,10 +63,10 @@ class Outgoing:
         faults: FaultBoard,
         *,
         limit: int,
-        outbox: Outbox | None = None,
+        shared: tuple[Outbox, Bell] | None = None,
     ) -> None:
         self._comm, self._to, self._faults, self._limit = comm, to, faults, limit
-        self._outbox = outbox
+        self._shared = shared
         self._lanes: dict[str, Layout] = {}
         self._spare: dict[str, list[Message]] = {}
         self._pending: deque[tuple[dist.Work, Tensor | Message, Address]] = deque()
@@ -77,8 +75,7 @@ class Outgoing:
     def open(self, addresses: Sequence[Address]) -> None:
         """A pass begins in which `addresses` are sent, in this order."""
         if addresses:
-            word = torch.tensor([_digest(addresses)], device=self._device)
-            self._post(word.view(torch.uint8), addresses[0])
+            self._announce(WORD, _digest(addresses), addresses[0])
 
     def send(self, address: Address, value: Any) -> None:
         """Start to send `value`; it may be changed once this returns."""
@@ -87,13 +84,10 @@ class Outgoing:
         layout, tensors = Layout.of(value, before)
         if layout is not before:
             header = bytearray(layout.encode())
-            size = before.size if self._outbox is None else NOTICE
-            notice = torch.empty(size, dtype=torch.uint8, device=self._device)
-            set_word(notice, _word(address, len(header)))
-            self._post(notice, address)
+            self._announce(before.size, _word(address, len(header)), address)
             self._post(torch.frombuffer(header, dtype=torch.uint8).to(self._device), address)
             self._lanes[lane], self._spare[lane] = layout, []
-        if self._outbox is not None and self._share(self._outbox, address, layout, tensors):
+        if self._shared is not None and self._share(*self._shared, address, layout, tensors):
             return
         spare = self._spare.setdefault(lane, [])
         message = spare.pop() if spare else layout.message(self._device)
@@ -101,15 +95,35 @@ class Outgoing:
         self._post(message.fill(tensors), address, message)
 
     def _share(
-        self, outbox: Outbox, address: Address, layout: Layout, tensors: Sequence[Tensor]
+        self,
+        outbox: Outbox,
+        bell: Bell,
+        address: Address,
+        layout: Layout,
+        tensors: Sequence[Tensor],
     ) -> bool:
         """Send a notice of where the message lies; False if it has to follow by itself."""
         place = outbox.place(layout.size - WORD)
         ticket = NOWHERE if place is None else place[0]
         if place is not None:
             Message(layout, place[1], layout.views(place[1])).fill(tensors)
-        self._post(torch.tensor([*ticket, _word(address)]).view(torch.uint8), address)
+        self._ring(bell, ticket, _word(address), address)
         return place is not None
+
+    def _announce(self, size: int, word: int, address: Address) -> None:
+        """Send a word where the neighbour expects a message of `size` bytes."""
+        if self._shared is not None:
+            self._ring(self._shared[1], NOWHERE, word, address)
+            return
+        message = torch.empty(size, dtype=torch.uint8, device=self._device)
+        set_word(message, word)
+        self._post(message, address)
+
+    def _ring(self, bell: Bell, ticket: Ticket, word: int, address: Address) -> None:
+        try:
+            bell.ring((*ticket, word))
+        except OSError as error:
+            raise self._lost(address, error) from error
 
     def settle(self, address: Address) -> None:
         """Let go of what was sent up to `address`, which is known to have arrived."""
@@ -120,14 +134,14 @@ class Outgoing:
         """Wait until everything has been sent."""
         while self._pending:
             self._wait_oldest()
-        if self._outbox is not None:
-            self._outbox.wait_until_found()
+        if self._shared is not None:
+            self._shared[0].wait_until_found()
 
     def close(self) -> None:
-        """Let go of shared memory."""
+        """Let go of the line."""
         self._pending.clear()
-        if self._outbox is not None:
-            self._outbox.close()
+        for end in self._shared or ():
+            end.close()
 
     def _post(self, tensor: Tensor, address: Address, message: Message | None = None) -> None:
         while len(self._pending) >= self._limit:
@@ -135,7 +149,7 @@ class Outgoing:
         try:
             work = dist.isend(tensor, self._to.rank, group=self._comm.group)
         except RuntimeError as error:
-            raise self._faults.explain(f"sending {_say(address)} to {self._to}", error) from error
+            raise self._lost(address, error) from error
         assert work is not None
         self._pending.append((work, message or tensor, address))
 
@@ -144,13 +158,16 @@ class Outgoing:
         try:
             work.wait()
         except RuntimeError as error:
-            raise self._faults.explain(f"sending {_say(address)} to {self._to}", error) from error
+            raise self._lost(address, error) from error
         if isinstance(sent, Message) and sent.layout is self._lanes[address[0]]:
             self._spare[address[0]].append(sent)
 
+    def _lost(self, address: Address, error: Exception) -> PipelineError:
+        return self._faults.explain(f"sending {_say(address)} to {self._to}", error)
+
 
 class Incoming:
-    """Receives from one neighbour; `inbox` is the memory that it shares, if it does."""
+    """Receives from one neighbour; `shared` is the memory that it shares, if it does."""
 
     def __init__(
         self,
@@ -159,9 +176,10 @@ class Incoming:
         faults: FaultBoard,
         device: torch.device,
         *,
-        inbox: Inbox | None = None,
+        shared: tuple[Inbox, Ear] | None = None,
     ) -> None:
-        self._inbox = inbox
+        self._inbox = None if shared is None else shared[0]
+        self._ear = None if shared is None else shared[1]
         self._comm, self._source, self._faults = comm, source, faults
         self._device, self._wire_device = device, comm.device
         self._lanes: dict[str, Layout] = {}
@@ -176,12 +194,14 @@ class Incoming:
         self._arrived.clear()
         if addresses:
             self._opening = _digest(addresses)
-            self._posted = self._post(WORD, addresses[0])
+            self._post_next(WORD)
 
     def close(self) -> None:
         """Wait for nothing any more."""
         self._posted = None
         self._arrived.clear()
+        if self._ear is not None:
+            self._ear.close()
 
     def receive(self, address: Address) -> Any:
         """Wait for a value; tensors are leaves that require a gradient if the sent ones did."""
@@ -195,19 +215,17 @@ class Incoming:
         address = self._expected[0]
         lane = address[0]
         if self._opening is not None:
-            self._require_in_step(get_word(self._wait(address)) == self._opening, address)
+            word, _ = self._next(address)
+            self._require_in_step(word == self._opening, address)
             self._opening = None
-        if self._posted is None:
-            self._post_next()
-        message = self._wait(address)
-        length = get_word(message) - _word(address)
+        word, sent = self._next(address)
+        length = word - _word(address)
         self._require_in_step(0 <= length < ROOM, address)
         if length:
             header = self._now(length, address)
             self._lanes[lane] = Layout.decode(header.cpu().numpy().tobytes())
-            message = self._now(self._size(lane), address)
-        if self._inbox is not None:
-            message = self._shared(self._inbox, message, address)
+            _, sent = self._next(address)
+        message = sent if isinstance(sent, Tensor) else self._found(sent, address)
         self._expected.popleft()
         self._post_next()
         self._arrived[address] = self._unpack(self._lanes[lane], message)
@@ -220,20 +238,28 @@ class Incoming:
                 "stages make)"
             )
 
-    def _shared(self, inbox: Inbox, notice: Tensor, address: Address) -> Tensor:
+    def _next(self, address: Address) -> tuple[int, Tensor | Ticket]:
+        """The last word of what comes next, and the message or where it lies."""
+        if self._ear is None:
+            if self._posted is None:
+                self._post_next()
+            message = self._wait(address)
+            return get_word(message), message
+        try:
+            *ticket, word = self._ear.listen()
+        except OSError as error:
+            raise self._lost(address, error) from error
+        return word, (ticket[0], ticket[1], ticket[2])
+
+    def _found(self, ticket: Ticket, address: Address) -> Tensor:
         """The message that a notice is about."""
-        file, slot_size, slot, _ = notice.view(torch.int64).tolist()
         size = self._lanes[address[0]].size
-        if slot < 0:
+        if self._inbox is None or ticket == NOWHERE:
             return self._now(size, address)
         try:
-            return inbox.take((file, slot_size, slot), size - WORD)
+            return self._inbox.take(ticket, size - WORD)
         except OSError as error:  # the sender is gone, and its memory with it
             raise self._lost(address, error) from error
-
-    def _size(self, lane: str) -> int:
-        """Bytes of what comes next in a lane."""
-        return self._lanes.get(lane, EMPTY).size if self._inbox is None else NOTICE
 
     def _unpack(self, layout: Layout, message: Tensor) -> Any:
         if message.device != self._device:
@@ -245,10 +271,12 @@ class Incoming:
                 tensor.requires_grad_()
         return layout.value(tensors)
 
-    def _post_next(self) -> None:
-        if self._expected:
+    def _post_next(self, size: int = 0) -> None:
+        """Be ready for what comes next, of `size` bytes or as the last one in its lane."""
+        if self._expected and self._ear is None:
             address = self._expected[0]
-            self._posted = self._post(self._size(address[0]), address)
+            size = size or self._lanes.get(address[0], EMPTY).size
+            self._posted = self._post(size, address)
 
     def _post(self, size: int, address: Address) -> tuple[dist.Work, Tensor]:
         buffer = torch.empty(size, dtype=torch.uint8, device=self._wire_device)
