@@ -134,7 +134,10 @@ class GradientBuckets:
         self._syncing = False
         self.reduced = False
         self.dirty = False
-        self._handles = [_on_accumulated(param, self._arrived) for param in self._place]
+        self._handles = [
+            _on_accumulated(param, self._watcher(bucket, slot))
+            for param, (bucket, slot) in self._place.items()
+        ]
 
     def begin_pass(self, *, sync: bool) -> None:
         """A backward pass is about to start; with `sync` it is the window's last."""
@@ -223,6 +226,17 @@ class GradientBuckets:
             handle.remove()
         self._handles = []
         self.clear()
+
+    def _watcher(self, bucket: Bucket, slot: int) -> Callable[[nn.Parameter], None]:
+        """What is called with one parameter at each gradient; most often there is nothing to do."""
+
+        def watch(param: nn.Parameter) -> None:
+            if self._syncing or self.reduced or param.grad is not bucket.views[slot]:
+                self._arrived(param)
+            else:  # autograd has added to the bucket itself
+                self.dirty = True
+
+        return watch
 
     def _arrived(self, param: nn.Parameter) -> None:
         """Autograd has put a gradient of this pass into `param.grad`."""
