@@ -7,6 +7,7 @@ import importlib
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import deepspeed
 from support.ranks import run_ranks
@@ -85,3 +86,25 @@ def test_a_program_can_wrap_the_constructors_of_init():
     for losses, calls in run_ranks(train, 2, config({"stage": 3}), True):
         assert "arange" in calls
         assert len(losses) == 3
+
+
+def edit_on_rank_one(stage, precision):
+    torch.manual_seed(0)
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}
+    config |= {"optimizer": {"type": "SGD", "params": {"lr": 1.0}}} | precision
+    engine, *_ = deepspeed.initialize(model=nn.Linear(3, 3), config=config)
+    weight = engine.module.weight
+    with deepspeed.zero.GatheredParameters(engine.module.parameters(), modifier_rank=1):
+        if dist.get_rank() == 1:
+            weight.data.fill_(2.0)
+    engine.backward(engine(torch.zeros(1, 3, dtype=weight.dtype)).sum())
+    engine.step()
+    with deepspeed.zero.GatheredParameters([weight]):
+        return weight.detach().float().clone()
+
+
+@pytest.mark.parametrize("precision", [{}, {"bf16": {"enabled": True}}], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_an_edit_on_one_rank_reaches_all_and_the_masters_at_every_stage(stage, precision):
+    for weight in run_ranks(edit_on_rank_one, 2, stage, precision):
+        assert torch.equal(weight, torch.full((3, 3), 2.0))

@@ -22,8 +22,10 @@ from deepspeed.optimizer_face import DeepSpeedOptimizer
 from deepspeed.parameter_offload import (
     ParameterOffload,
     call_plain_tensors_whole,
+    forget_edits,
     gathers_parameters,
     hide_external_parameters,
+    let_edits_reach_all,
     show_external_parameters,
 )
 from ds_core.contracts import StepReport
@@ -68,6 +70,8 @@ class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, DataAnswers, Engine):
             show_external_parameters(module)
             call_plain_tensors_whole()
             self.optimizer = self.optimizer or ParameterOffload(self)  # has the hooks, at least
+        else:
+            let_edits_reach_all(module, strategy)
         self.basic_optimizer = strategy.optimizer if has_optimizer else None
         self._stepped = False
         self._compiled = False
@@ -253,6 +257,7 @@ class DeepSpeedEngine(EngineCheckpoint, ConfigAnswers, DataAnswers, Engine):
         """Give the module back as it was; the engine is of no use after."""
         super().destroy()
         hide_external_parameters(self.module)
+        forget_edits(self.module)
 
     def offload_states(
         self, include: Any = None, device: Any = "cpu", pin_memory: bool = True, **options: Any

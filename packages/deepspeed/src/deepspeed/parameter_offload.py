@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,22 @@ def call_plain_tensors_whole() -> None:
     from ds_zero.params import ZeroParamStatus  # the package is optional
 
     Tensor.ds_status = ZeroParamStatus.AVAILABLE  # type: ignore[attr-defined]
+
+
+def let_edits_reach_all(module: nn.Module, strategy: Any) -> None:
+    """Below stage 3: let `GatheredParameters` find what hands edits on, if ds-zero is there."""
+    with suppress(ModuleNotFoundError):
+        from ds_zero.edits import show_edits
+
+        show_edits(module.parameters(), strategy.gather)
+
+
+def forget_edits(module: nn.Module) -> None:
+    """Undo `let_edits_reach_all`."""
+    with suppress(ModuleNotFoundError):
+        from ds_zero.edits import hide_edits
+
+        hide_edits(module.parameters())
 
 
 def hide_external_parameters(module: nn.Module) -> None:

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from ds_core.errors import StateError
+from ds_zero.edits import pass_on
 from ds_zero.params import Shard, ZeroParamStatus, finish_gather, shard_of, start_gather
 
 
 class GatheredParameters:
     """Inside, parameters of stage 3 are whole on every rank.
 
-    All ranks enter and leave together.
+    All ranks enter and leave together. Below stage 3 they are whole anyway; edits still reach all
+    ranks and the optimizer's fp32 copies, if an engine owns the parameter.
 
     Args:
-        params: a parameter, or any iterable of tensors; those that are not sharded are ignored.
+        params: a parameter, or any iterable of tensors; those that no engine knows are ignored.
         modifier_rank: the rank whose edits reach all ranks; None promises not to edit.
         fwd_module: a module whose forward also reads these parameters; it is remembered.
         enabled: False makes this do nothing.
@@ -35,8 +37,9 @@ class GatheredParameters:
         fwd_module: nn.Module | None = None,
         enabled: bool = True,
     ) -> None:
-        given = [params] if isinstance(params, Tensor) else list(params)
+        given: list[Any] = [params] if isinstance(params, Tensor) else list(params)
         self._shards = _shards_of(given) if enabled else []
+        self._whole = [each for each in given if shard_of(each) is None] if enabled else []
         self._modifier_rank = modifier_rank
         self._context: Any = None
         if fwd_module is not None:
@@ -50,6 +53,8 @@ class GatheredParameters:
     def __exit__(self, *exc: Any) -> None:
         context, self._context = self._context, None
         context.__exit__(*exc)
+        if self._modifier_rank is not None and not any(exc):
+            pass_on(self._whole, self._modifier_rank)
 
 
 @contextmanager

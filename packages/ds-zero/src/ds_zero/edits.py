@@ -1,0 +1,54 @@
+"""Lets edits of parameters that are whole (stages 0 to 2) inside `GatheredParameters` reach all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+
+_ATTRIBUTE = "ds_edits"
+
+Gather = Callable[..., AbstractContextManager[None]]
+"""`UpdateStrategy.gather`."""
+
+
+class _Edits:
+    def __init__(self, gather: Gather) -> None:
+        self._gather = gather
+
+    def __reduce__(self) -> Any:
+        return (_no_edits, ())  # a pickled parameter is an ordinary one
+
+    def pass_on(self, params: list[nn.Parameter], source: int) -> None:
+        with self._gather(params, modifier_rank=source):
+            pass
+
+
+def show_edits(params: Iterable[nn.Parameter], gather: Gather) -> None:
+    """Let `pass_on` find the strategy that owns these parameters; set here only."""
+    edits = _Edits(gather)
+    for param in params:
+        setattr(param, _ATTRIBUTE, edits)
+
+
+def hide_edits(params: Iterable[nn.Parameter]) -> None:
+    """Undo `show_edits`."""
+    for param in params:
+        param.__dict__.pop(_ATTRIBUTE, None)
+
+
+def pass_on(tensors: Iterable[Any], source: int) -> None:
+    """Give all ranks rank `source`'s values of those that a strategy owns; collective."""
+    owned: dict[_Edits, list[nn.Parameter]] = {}
+    for tensor in dict.fromkeys(tensors):
+        edits = getattr(tensor, "__dict__", {}).get(_ATTRIBUTE)
+        if isinstance(edits, _Edits):
+            owned.setdefault(edits, []).append(tensor)
+    for edits, params in owned.items():
+        edits.pass_on(params, source)
+
+
+def _no_edits() -> None:
+    """What a pickle has in place of it."""
