@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -180,6 +183,44 @@ def test_what_a_killed_save_left_is_removed_by_the_next_and_a_live_save_is_not(
     assert not left.exists()
     assert {held, *others} <= set(tmp_path.iterdir())
     live.communicate("\n")
+
+
+def wait_for_removals() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "ds_aio remove":
+            thread.join()
+
+
+def test_a_large_file_that_is_replaced_is_removed_after_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ds_aio.aside.LARGE", 0)
+    gate, unlink = threading.Event(), os.unlink
+    monkeypatch.setattr("os.unlink", lambda path: (gate.wait(20), unlink(path)))
+    ds_aio.save(tmp_path / "m", {"a": torch.ones(3)})
+    ds_aio.save(tmp_path / "m", {"a": torch.zeros(3)})
+    assert len(list(tmp_path.iterdir())) == 2
+    gate.set()
+    wait_for_removals()
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert same(ds_aio.load(tmp_path / "m"), {"a": torch.zeros(3)})
+
+
+@pytest.mark.parametrize("refused", ["link", "replace"])
+def test_where_a_large_file_cannot_be_replaced_that_way_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "refused")
+
+    monkeypatch.setattr("ds_aio.aside.LARGE", 0)
+    ds_aio.save(tmp_path / "m", {"a": torch.ones(3)})
+    monkeypatch.setattr(f"os.{refused}", refuse)
+    with pytest.raises(PermissionError) if refused == "replace" else contextlib.nullcontext():
+        ds_aio.save(tmp_path / "m", {"a": torch.zeros(3)})
+    wait_for_removals()
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert ds_aio.load(tmp_path / "m")["a"].eq(refused == "replace").all()
 
 
 def test_saves_to_one_path_side_by_side_do_not_take_each_other_for_dead(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import secrets
+import threading
 
 from ds_aio.errors import transfer_error
 
@@ -15,6 +16,8 @@ log = logging.getLogger(__name__)
 
 # Longer names are cut, so that the ending still fits.
 _LONGEST_STEM = 200
+# To give back the blocks of a file of this size takes long enough to be left to a thread.
+LARGE = 256 << 20
 _ENDING = rb"\.\d+\.[0-9a-f]{8}\.part"
 
 
@@ -34,12 +37,27 @@ class Aside:
         folder, name = os.path.split(os.fsencode(target))
         stem = name[:_LONGEST_STEM]
         _sweep(folder, stem)
-        self.path, self._lock = _claim(os.fsdecode(os.path.join(folder, stem)))
+        self._stem = os.fsdecode(os.path.join(folder, stem))
+        self.path, self._lock = _claim(self._stem)
 
     def take_name(self) -> None:
-        """Puts the file in the place of the target, in one step."""
-        os.replace(self.path, self._target)
+        """Puts the file in the place of the target, in one step.
+
+        A large file that was there has another name until a thread has removed it, soon after the
+        return; should the process be killed before, the next `Aside` of the target does.
+        """
+        old = self._other_name()
+        try:
+            os.replace(self.path, self._target)
+        except BaseException:
+            _remove(old)
+            raise
         os.close(self._lock)
+        if old:
+            try:
+                threading.Thread(target=_remove, args=(old,), name="ds_aio remove").start()
+            except RuntimeError:  # no more threads, or the interpreter ends
+                _remove(old)
 
     def discard(self) -> None:
         """Removes the file."""
@@ -47,10 +65,36 @@ class Aside:
             os.unlink(self.path)
         os.close(self._lock)
 
+    def _other_name(self) -> str:
+        """A second name for a large target, so that replacing it does not remove it yet."""
+        try:
+            there = os.stat(self._target)
+            if there.st_size < LARGE or there.st_nlink > 1:
+                return ""
+            other = _new_name(self._stem)
+            os.link(self._target, other)
+        except OSError:  # nothing there, or such links are not to be had
+            return ""
+        return other
+
+
+def _new_name(stem: str) -> str:
+    return f"{stem}.{os.getpid()}.{secrets.token_hex(4)}.part"
+
+
+def _remove(path: str) -> None:
+    try:
+        if path:
+            os.unlink(path)
+    except FileNotFoundError:
+        pass  # another save has swept it
+    except OSError as error:
+        log.warning("a replaced file stays as %r: %s", path, error.strerror)
+
 
 def _claim(stem: str) -> tuple[str, int]:
     while True:
-        path = f"{stem}.{os.getpid()}.{secrets.token_hex(4)}.part"
+        path = _new_name(stem)
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as error:
