@@ -215,7 +215,13 @@ def run(rows: Measures, repeat: int, budget: float) -> dict[str, list[float]]:
             break
         first = turn * len(names) // repeat
         for name in names[first:] + names[:first]:
-            seen[name].append(rows[name]())
+            try:
+                seen[name].append(rows[name]())
+            except subprocess.CalledProcessError as error:
+                if not name.startswith("peer"):
+                    raise
+                print(f"{turn} {name} died: {error.returncode}", file=sys.stderr, flush=True)
+                continue
             print(f"{turn} {name}: {seen[name][-1] / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
     return seen
 
@@ -225,6 +231,9 @@ def show(title: str, seen: dict[str, list[float]]) -> None:
     print(f"\n{len(next(iter(seen.values())))} turns")
     print(f"\n| {title} | GB/s (median) | min - max | of fio's best |\n|---|---|---|---|")
     for name, values in seen.items():
+        if not values:
+            print(f"| {name} | died each time | | |")
+            continue
         mid = statistics.median(values)
         span = f"{min(values) / 1e9:.2f} - {max(values) / 1e9:.2f}"
         print(f"| {name} | {mid / 1e9:.2f} | {span} | {mid / best:.2f} |", flush=True)
