@@ -28,7 +28,7 @@ def run_ranks(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout: float = 60.0,
+    timeout: float = 180.0,
     group_timeout: float | None = None,
     env: dict[str, str] | None = None,
     **kwargs: Any,

@@ -71,9 +71,16 @@ def test_a_branch_that_changes_by_step_equals_plain_torch(prefetch):
             torch.testing.assert_close(found[name], value.detach(), rtol=1e-5, atol=1e-6)
 
 
+def step_together(engine) -> None:
+    """In the first step ranks also learn of each other's weights of micro-batches."""
+    engine.backward(engine(*batch(0, 0)))
+    engine.step()
+
+
 def alone(fate: str) -> str:
     """What rank 0 is told when rank 1 does not come along."""
     engine = engine_of(FRUGAL, Reference())
+    step_together(engine)
     box: list[int] = [0, 0]
     dist.all_gather_object(box, os.getpid())
     if dist.get_rank() == 1:
@@ -111,6 +118,7 @@ def test_a_rank_that_skips_the_step_is_named_with_the_gradients_that_are_waited_
 def elsewhere() -> str:
     """Rank 1 goes on to its next step while rank 0 consolidates for a checkpoint."""
     engine = engine_of(FRUGAL, Reference())
+    step_together(engine)
     try:
         if dist.get_rank() == 0:
             with engine.strategy.gather(engine.module.parameters()):

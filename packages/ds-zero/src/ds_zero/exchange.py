@@ -85,6 +85,19 @@ class Exchange:
             return self.copies(shares, label)
         return self.comm.all_gather(flat, shares[self.rank].clone(), label=label, async_op=True)
 
+    def end_assistance(self, label: str) -> None:
+        """Wait until all ranks are here, helping those that are not; then nobody helps any more.
+
+        Afterwards all ranks make the same gathers: a rank that is late is waited for, and no rank
+        has left while another still counts on its help.
+        """
+        if self.assist is None:
+            return
+        presence = torch.zeros(self.world_size, 1)
+        self.assist.watch(self.copies(presence, label)).wait()
+        self.assist.close()
+        self.assist = None
+
     def copies(self, shares: Tensor, label: str) -> Pending:
         """Start sending the own row of `shares` to all, and receiving the others."""
         return self.comm.run(
