@@ -154,7 +154,8 @@ def report(rounds, args):
         f"{len(rounds['ours 1f1b'])} rounds of {args.steps} steps; "
         f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}\n"
     )
-    heads = ("step (ms)", "/ ours 1f1b", "idle by CPU", "recorded", "own", "formula", "MiB")
+    heads = ("step (ms)", "/ ours 1f1b", "idle by CPU", "recorded", "as timed", "own", "formula")
+    heads += ("MiB",)
     print(f"| contestant | {' | '.join(heads)} |")
     print("| --- |" + " ---: |" * len(heads))
     for name, found in rounds.items():
@@ -163,7 +164,8 @@ def report(rounds, args):
         memory = max(r["memory"] for r in found)
         bubbles = [r["bubble"] for r in found if r["bubble"] is not None]
         own = theory(name.split()[1], args, found) if bubbles else None
-        shares = (statistics.median(bubbles) if bubbles else None, own)
+        timed = statistics.median(r["as_timed"] for r in found) if bubbles else None
+        shares = (statistics.median(bubbles) if bubbles else None, timed, own)
         shares = (idle, *shares, theory(name.split()[1], args))
         cells = ["" if share is None else f"{share:.1%}" for share in shares]
         print(

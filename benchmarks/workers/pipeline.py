@@ -210,6 +210,7 @@ def work(args):
             "idle": 1 - sum(entry[2] for entry in everyone) / min(args.stages, os.cpu_count()),
             "memory": max(entry[3] for entry in everyone),
             "bubble": bubble_of(timeline, int(turn[0])) if timeline is not None else None,
+            "as_timed": as_timed(timeline, int(turn[0])) if timeline is not None else None,
             "costs": costs_of(timeline) if timeline is not None else None,
         }
         if timeline is not None and args.rank == 0 and args.pictures:
@@ -237,6 +238,42 @@ def bubble_of(timeline, steps):
     return statistics.median(
         Timeline(chosen, timeline.stages).bubble for chosen in steps_of(timeline, steps)
     )
+
+
+def as_timed(timeline, steps):
+    """The same if messages took no time, but each computation as long as it did."""
+    return statistics.median(
+        idle_without_messages(chosen, timeline.stages) for chosen in steps_of(timeline, steps)
+    )
+
+
+def idle_without_messages(spans, stages):
+    """The idle share of a step in which a computation starts as soon as its input is made."""
+    place = {id(span): span.chunk * stages + span.stage for span in spans}
+    last = max(place.values())
+    queues = [
+        sorted((s for s in spans if s.stage == n), key=lambda s: s.start) for n in range(stages)
+    ]
+    clocks, done = [0.0] * stages, {}
+    while any(queues):
+        before = len(done)
+        for stage, queue in enumerate(queues):
+            while queue:
+                span, where = queue[0], place[id(queue[0])]
+                forward = span.kind == "ForwardPass"
+                source = where - 1 if forward else where + 1
+                outside = source < 0 or source > last or span.kind == "BackwardWeight"
+                needed = None if outside else (forward, source, span.micro_batch)
+                if needed is not None and needed not in done:
+                    break
+                begin = max(clocks[stage], 0.0 if needed is None else done[needed])
+                clocks[stage] = begin + span.stop - span.start
+                kind = forward if span.kind != "BackwardWeight" else "weight"
+                done[kind, where, span.micro_batch] = clocks[stage]
+                queue.pop(0)
+        if len(done) == before:
+            raise RuntimeError("computations that wait for each other")
+    return 1 - sum(span.stop - span.start for span in spans) / (max(clocks) * stages)
 
 
 def costs_of(timeline):
