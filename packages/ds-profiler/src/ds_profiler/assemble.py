@@ -30,7 +30,7 @@ def assemble(
     ignored: tuple[type[nn.Module], ...] = (),
 ) -> ModuleProfile:
     """The tree of the model; modules of an `ignored` type are left out with what they did."""
-    return _Assembler(index, tally, measured, ignored).module("", index.modules[0])
+    return _Assembler(index, tally, measured, ignored).tree(index.modules[0])
 
 
 def outside(tally: Tally) -> dict[str, Work]:
@@ -48,7 +48,45 @@ def count_parameters(module: nn.Module) -> tuple[int, int]:
     return sum(size for size, _ in sizes), sum(size * width for size, width in sizes)
 
 
+@dataclass(eq=False)
+class _Node:
+    """A place in the tree of modules, by a name.
+
+    Attributes:
+        children: what is told of below it.
+        hidden: children that are not told of; only their parameters count.
+        shared_with: the name this module was met by before.
+        sizes: elements and bytes an element of each distinct parameter in it.
+    """
+
+    name: str
+    module: nn.Module
+    children: list[_Node] = field(default_factory=list)
+    hidden: list[nn.Module] = field(default_factory=list)
+    shared_with: str | None = None
+    sizes: dict[nn.Parameter, tuple[int, int]] = field(default_factory=dict)
+    profile: ModuleProfile | None = None
+
+    def gather_sizes(self) -> None:
+        """Take over the children's; without recursion, and each parameter moves once a level."""
+        below = [child.sizes for child in self.children]
+        self.sizes = max(below, key=len, default={})
+        for sizes in below:
+            if sizes is not self.sizes:
+                self.sizes.update(sizes)
+        whole = [self.module] if self.shared_with is not None else self.hidden
+        params = [p for module in whole for p in module.parameters()]
+        params += [p for p in self.module._parameters.values() if p is not None]
+        self.sizes.update((param, _size(param)) for param in params)
+
+
+def _size(param: nn.Parameter) -> tuple[int, int]:
+    return getattr(param, "ds_numel", param.numel()), param.element_size()
+
+
 class _Assembler:
+    """Builds the tree from its leaves up, in a loop: models nest deeper than Python calls."""
+
     def __init__(
         self,
         index: ModuleIndex,
@@ -58,18 +96,45 @@ class _Assembler:
     ) -> None:
         self._index, self._tally, self._measured = index, tally, measured
         self._ignored = ignored
-        self._seen: dict[int, str] = {}
 
-    def module(self, name: str, module: nn.Module) -> ModuleProfile:
-        self._seen[id(module)] = name
+    def tree(self, root: nn.Module) -> ModuleProfile:
+        nodes = self._nodes(root)
+        for node in reversed(nodes):
+            node.gather_sizes()
+            node.profile = self._profile(node)
+        made = nodes[0].profile
+        assert made is not None
+        return made
+
+    def _nodes(self, root: nn.Module) -> list[_Node]:
+        """All places, parents before their children."""
+        seen: dict[nn.Module, str] = {}
+        left, nodes = [_Node("", root)], []
+        while left:
+            node = left.pop()
+            nodes.append(node)
+            node.shared_with = seen.get(node.module)
+            if node.shared_with is not None:
+                continue
+            seen[node.module] = node.name
+            for label, child in _all_children(node.module):
+                if isinstance(child, self._ignored) or self._index.number(child) is None:
+                    node.hidden.append(child)
+                else:
+                    name = f"{node.name}.{label}" if node.name else label
+                    node.children.append(_Node(name, child))
+            left += reversed(node.children)
+        return nodes
+
+    def _profile(self, node: _Node) -> ModuleProfile:
+        name, module = node.name, node.module
+        if node.shared_with is not None:
+            return ModuleProfile(name, type(module).__name__, shared_with=node.shared_with)
         number = self._index.number(module)
         assert number is not None
-        children = tuple(
-            self._child(f"{name}.{label}" if name else label, child)
-            for label, child in _all_children(module)
-            if not isinstance(child, self._ignored) and self._index.number(child) is not None
-        )
-        params, param_bytes = count_parameters(module)
+        children = tuple(child.profile for child in node.children if child.profile is not None)
+        params = sum(size for size, _ in node.sizes.values())
+        param_bytes = sum(size * width for size, width in node.sizes.values())
         works = {phase: self._inclusive(number, phase, children) for phase in PHASES}
         calls = self._tally.calls.get(number, 0)
         return ModuleProfile(
@@ -94,11 +159,6 @@ class _Assembler:
             uncounted=dict(self._tally.unknown_at.get(number, {})),
             children=children,
         )
-
-    def _child(self, name: str, child: nn.Module) -> ModuleProfile:
-        if id(child) in self._seen:
-            return ModuleProfile(name, type(child).__name__, shared_with=self._seen[id(child)])
-        return self.module(name, child)
 
     def _inclusive(self, number: int, phase: str, children: tuple[ModuleProfile, ...]) -> Work:
         own = _work(self._tally.cost(number, phase))

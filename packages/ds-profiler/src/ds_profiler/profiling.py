@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ds_profiler.assemble import Measured, assemble, outside
 from ds_profiler.count import FlopCounter
+from ds_profiler.depth import depth_of, room_for
 from ds_profiler.passes import Run, Times, count, time_modules
 from ds_profiler.result import Profile
 from ds_profiler.rules import RuleBook, default_rules
@@ -54,31 +55,32 @@ def profile(
         peak_flops: what the device can do a second, for `Profile.utilisation`.
         call: what to call instead of the model (a method of it, such as `model.generate`).
     """
-    run = Run(call or model, args, dict(kwargs or {}), backward, loss)
-    device = _device_of(model, run)
-    if compute is None:
-        compute = device.type != "meta"
-    times = Times(0.0, 0.0, {}, {})
-    with untouched(model, training=training):
-        counter, saved = _counted(model, run, rules, fake=_needs_fake(compute, device))
-        if compute:
-            times = time_modules(model, run, device, warm_up=warm_up)
-    tree = assemble(
-        counter.index,
-        counter.tally,
-        Measured(times.forward_by_module, times.backward_by_module, saved),
-        ignored=tuple(ignore),
-    )
-    return Profile(
-        root=tree,
-        uncounted=dict(counter.tally.unknown),
-        outside=outside(counter.tally),
-        forward_seconds=times.forward,
-        backward_seconds=times.backward,
-        device=str(device) if compute or device.type == "meta" else "fake",
-        peak_flops=peak_flops,
-        samples=_samples(run),
-    )
+    with room_for(depth_of(model)):
+        run = Run(call or model, args, dict(kwargs or {}), backward, loss)
+        device = _device_of(model, run)
+        if compute is None:
+            compute = device.type != "meta"
+        times = Times(0.0, 0.0, {}, {})
+        with untouched(model, training=training):
+            counter, saved = _counted(model, run, rules, fake=_needs_fake(compute, device))
+            if compute:
+                times = time_modules(model, run, device, warm_up=warm_up)
+        tree = assemble(
+            counter.index,
+            counter.tally,
+            Measured(times.forward_by_module, times.backward_by_module, saved),
+            ignored=tuple(ignore),
+        )
+        return Profile(
+            root=tree,
+            uncounted=dict(counter.tally.unknown),
+            outside=outside(counter.tally),
+            forward_seconds=times.forward,
+            backward_seconds=times.backward,
+            device=str(device) if compute or device.type == "meta" else "fake",
+            peak_flops=peak_flops,
+            samples=_samples(run),
+        )
 
 
 def _counted(

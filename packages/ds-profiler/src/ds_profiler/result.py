@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ds_profiler.depth import MOST, room_for
 from ds_profiler.errors import UsageError
 from ds_profiler.tally import BACKWARD, FORWARD, RECOMPUTE
 
@@ -81,9 +83,11 @@ class ModuleProfile:
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, ModuleProfile]]:
         """This module and all below it, with their depths, parents first."""
-        yield depth, self
-        for child in self.children:
-            yield from child.walk(depth + 1)
+        left = [(depth, self)]
+        while left:
+            level, module = left.pop()
+            yield level, module
+            left += [(level + 1, child) for child in reversed(module.children)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +161,18 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as JSON-serialisable values."""
-        return {
-            "format": FORMAT,
-            "total": {
-                "params": self.params,
-                FORWARD: asdict(self.root.forward),
-                BACKWARD: asdict(self.root.backward),
-                RECOMPUTE: asdict(self.root.recompute),
-                "utilisation": self.utilisation,
-            },
-            **asdict(self),
-        }
+        with self.room():
+            return {
+                "format": FORMAT,
+                "total": {
+                    "params": self.params,
+                    FORWARD: asdict(self.root.forward),
+                    BACKWARD: asdict(self.root.backward),
+                    RECOMPUTE: asdict(self.root.recompute),
+                    "utilisation": self.utilisation,
+                },
+                **asdict(self),
+            }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Profile:
@@ -179,15 +184,22 @@ class Profile:
         rest["outside"] = {phase: Work(**work) for phase, work in rest["outside"].items()}
         return cls(**rest)
 
+    def room(self) -> AbstractContextManager[None]:
+        """Inside, what recurses over the tree has room on the stack."""
+        return room_for(1 + max(depth for depth, _ in self.root.walk()))
+
     def save(self, path: str | Path) -> None:
         """Write `to_dict` as a JSON file."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        with self.room():
+            text = json.dumps(self.to_dict(), indent=1)
+        Path(path).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """Read what `save` wrote."""
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            with room_for(MOST):
+                return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{path} holds no profile: {error!r}") from error
 

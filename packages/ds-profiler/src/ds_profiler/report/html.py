@@ -16,7 +16,9 @@ def html_report(profile: Profile, *, title: str | None = None) -> str:
     and draws everything from it.
     """
     page = resources.files("ds_profiler.report").joinpath("page.html").read_text(encoding="utf-8")
-    data = json.dumps(profile.to_dict()).replace("<", "\\u003c")  # no text may end the element
+    with profile.room():
+        text = json.dumps(profile.to_dict())
+    data = text.replace("<", "\\u003c")  # no text may end the element
     heading = html.escape(title or f"Profile of {profile.root.kind}")
     parts = (part.replace("{{title}}", heading) for part in page.split("{{profile}}"))
     return data.join(parts)

@@ -179,12 +179,21 @@ def _top(kinds: dict[str, _Kind], count: int) -> Iterator[str]:
 
 
 def _tree(profile: Profile) -> Iterator[str]:
-    yield from _module_lines(profile.root, profile, "", profile.root.kind)
+    left: list[ModuleProfile | str] = [profile.root]
+    depths = {id(module): depth for depth, module in profile.root.walk()}
+    while left:
+        module = left.pop()
+        if isinstance(module, str):
+            yield module
+            continue
+        indent = "  " * depths[id(module)]
+        yield from _module_lines(module, profile, indent)
+        if module.children:
+            left += [f"{indent})", *reversed(module.children)]
 
 
-def _module_lines(
-    module: ModuleProfile, profile: Profile, indent: str, title: str
-) -> Iterator[str]:
+def _module_lines(module: ModuleProfile, profile: Profile, indent: str) -> Iterator[str]:
+    title = f"({module.label}): {module.kind}" if module is not profile.root else module.kind
     if module.shared_with is not None:
         yield f"{indent}{title}(shared with {module.shared_with or 'the model itself'})"
         return
@@ -194,9 +203,6 @@ def _module_lines(
         return
     yield f"{indent}{title}("
     yield f"{indent}  {numbers}"
-    for child in module.children:
-        yield from _module_lines(child, profile, indent + "  ", f"({child.label}): {child.kind}")
-    yield f"{indent})"
 
 
 def _numbers(module: ModuleProfile, profile: Profile) -> Iterator[str]:

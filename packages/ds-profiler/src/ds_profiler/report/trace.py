@@ -19,8 +19,9 @@ def chrome_trace(profile: Profile) -> dict[str, Any]:
         for row, name in enumerate(("forward", "backward"))
     ]
     timed = profile.root.forward_seconds > 0
-    for row, phase in enumerate(("forward", "backward")):
-        _spans(profile.root, phase, row, 0.0, timed, events)
+    with profile.room():
+        for row, phase in enumerate(("forward", "backward")):
+            _spans(profile.root, phase, row, 0.0, timed, events)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
