@@ -171,3 +171,42 @@ def test_the_module_can_be_pickled(stage):
     again = pickle.loads(pickle.dumps(engine.module))
     expected = engine.module(torch.ones(2, 4))
     torch.testing.assert_close(again(torch.ones(2, 4)), expected, rtol=0, atol=0)
+
+
+class Quantised(nn.Module):
+    """A frozen weight in integers beside a trained one, as in adapters on a quantised model."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Parameter(torch.tensor([[1, 2]], dtype=torch.int8), requires_grad=False)
+        self.adapter = nn.Linear(2, 2, bias=False)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.adapter(x * self.base.to(x.dtype)) * self.scale
+
+
+def train_quantised(stage):
+    torch.manual_seed(0)
+    config = config_of(stage) | {"gradient_clipping": 0}
+    config["optimizer"] = {"type": "SGD", "params": {"lr": 0.1}}
+    engine, *_ = deepspeed.initialize(model=Quantised(), config=config)
+    for _ in range(2):
+        engine.backward(engine(torch.ones(1, 2)).mean())
+        engine.step()
+    with engine.gather(list(engine.module.parameters())):
+        return [param.detach().clone() for param in engine.module.parameters()]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_frozen_integers_and_scalars_train_like_plain_torch(stage):
+    torch.manual_seed(0)
+    model = Quantised()
+    optimizer = torch.optim.SGD([model.adapter.weight, model.scale], lr=0.1)
+    for _ in range(2):
+        model(torch.ones(1, 2)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for found in run_ranks(train_quantised, 2, stage):
+        for value, param in zip(found, model.parameters(), strict=True):
+            torch.testing.assert_close(value, param.detach(), rtol=1e-6, atol=1e-6)

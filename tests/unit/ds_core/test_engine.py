@@ -348,3 +348,19 @@ def test_other_ways_to_step_are_not_warned_of(caplog, backward):
         backward(engine, skips=step == 2)
         engine.step()
     assert caplog.messages == []
+
+
+def test_a_failing_backward_forgets_the_whole_window():
+    engine = small_engine(nn.Linear(2, 1, bias=False), accumulation=2, lr=1.0)
+    engine.module.weight.data.zero_()
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.step()
+    loss = engine(torch.ones(1, 2)).sum()
+    loss.register_hook(_raise)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        engine.backward(loss)
+    assert engine.window.seen == 0
+    for _ in range(2):
+        engine.backward(engine(torch.ones(1, 2)).sum())
+        engine.step()
+    assert engine.module.weight.tolist() == [[-1.0, -1.0]]

@@ -131,12 +131,16 @@ class Engine(nn.Module):
         sync = self.window.will_close() and not self._no_sync
         self.window.add(weight, divided=not scale_wrt_gas)
         self.hooks.before_backward(loss)
-        self.strategy.backward(
-            loss if weight is None else loss * weight,
-            sync=sync,
-            divisor=self.window.divisor(closing=sync),
-            retain_graph=retain_graph,
-        )
+        try:
+            self.strategy.backward(
+                loss if weight is None else loss * weight,
+                sync=sync,
+                divisor=self.window.divisor(closing=sync),
+                retain_graph=retain_graph,
+            )
+        except BaseException:
+            self.zero_grad()  # what arrived of this pass cannot be told from the rest
+            raise
         self.hooks.after_backward()
         self._backward_since_step = True
         self.counters.micro_batches += 1

@@ -340,6 +340,8 @@ class FullySharded:
 
     def _watch(self, param: nn.Parameter) -> None:
         shard = _shard(param)
+        if not param.is_floating_point():
+            return  # no integer is ever trained, as the weights of a quantised model are
         trains = param.requires_grad
         param.requires_grad_(True)  # hooks may be needed later, if it is unfrozen
         before = param.register_hook(shard.show_shape)  # type: ignore[no-untyped-call]
