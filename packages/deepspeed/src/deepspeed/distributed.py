@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -54,6 +56,8 @@ def init_distributed(
             "dist_init_required=False, but torch.distributed is not initialised; call "
             "deepspeed.init_distributed() first or leave the argument out"
         )
+    atexit.unregister(_let_threads_finish)
+    atexit.register(_let_threads_finish)
     backend = dist_backend or device.default_backend(device_type())
     placement = _given(rank, world_size) or discover_placement()
     if placement is not None and not auto_mpi_discovery and "RANK" not in placement.source:
@@ -85,6 +89,17 @@ def local_rank() -> int:
     """This process's rank on its host; 0 if it was started alone."""
     placement = discover_placement()
     return 0 if placement is None else placement.local_rank
+
+
+def _let_threads_finish() -> None:
+    """Give threads of gloo that wait for the interpreter's lock a chance to take it.
+
+    A thread that lets go of the tensor of the last collective needs the lock; if the interpreter
+    begins to end while it waits, the process aborts ("terminate called without an active
+    exception", https://github.com/pytorch/pytorch/issues/190489).
+    """
+    if dist.is_initialized():
+        time.sleep(0.01)
 
 
 def _given(rank: int, world_size: int) -> Placement | None:
