@@ -94,12 +94,13 @@ def _refusal(wanted: Any, rules: Mapping[str, Any], value: Any) -> str:
     if isinstance(value, str) and choices(wanted):
         close = hint(value, [str(choice) for choice in choices(wanted)])
         return text + (close if close.startswith(", did") else "")
-    if isinstance(value, str) and str not in members(wanted) and _is_number(value):
+    if isinstance(value, str) and str not in members(wanted) and reads_as_number(value):
         return text + " (without quotes)"
     return text
 
 
-def _is_number(text: str) -> bool:
+def reads_as_number(text: str) -> bool:
+    """Whether a string is a number in quotes."""
     try:
         float(text)
     except ValueError:

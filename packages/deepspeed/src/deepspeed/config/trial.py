@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from deepspeed.config.faults import Fault, show
+from deepspeed.config.leaf import reads_as_number
 from deepspeed.optimizers import make_optimizer_factory
 from ds_core.errors import ConfigError
 from ds_core.schedules import build_schedule
@@ -72,16 +73,8 @@ def _texts_of_numbers(path: str, params: Mapping[str, Any]) -> list[Fault]:
     return [
         Fault(f"{path}.{name}", f"got {show(value)}, expected a number (without quotes)")
         for name, value in params.items()
-        if isinstance(value, str) and _reads_as_number(value)
+        if isinstance(value, str) and reads_as_number(value)
     ]
-
-
-def _reads_as_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 @contextmanager
