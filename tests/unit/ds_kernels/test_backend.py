@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -29,16 +30,26 @@ def test_an_unknown_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_level_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(backend.FORCE_VARIABLE, "avx512")
-    monkeypatch.setattr(backend, "_native_levels", lambda: (["scalar"], ""))
+    monkeypatch.setattr(backend, "native_levels", lambda: (("scalar",), ""))
     with pytest.raises(BackendError, match="avx512 cannot be used: this processor has only scalar"):
         backend.select()
 
 
+@pytest.fixture
+def no_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Neither the compiled module nor what was learnt from it."""
+    monkeypatch.setitem(sys.modules, "ds_kernels._native", None)
+    backend.load_native.cache_clear()
+    backend.native_levels.cache_clear()
+    yield
+    backend.native_levels.cache_clear()
+
+
+@pytest.mark.usefixtures("no_module")
 def test_without_the_compiled_module_torch_steps_and_the_reason_names_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(backend.FORCE_VARIABLE, raising=False)
-    monkeypatch.setitem(sys.modules, "ds_kernels._native", None)
     param = torch.nn.Parameter(torch.ones(3))
     param.grad = torch.ones(3)
     CPUAdam([param], lr=0.5).step()
@@ -47,11 +58,11 @@ def test_without_the_compiled_module_torch_steps_and_the_reason_names_the_file(
     assert "reinstall" in backend.select().reason
 
 
+@pytest.mark.usefixtures("no_module")
 def test_a_demanded_level_without_the_module_fails_with_file_and_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(backend.FORCE_VARIABLE, "avx2")
-    monkeypatch.setitem(sys.modules, "ds_kernels._native", None)
     with pytest.raises(BackendError, match=r"ds_kernels/_native.*reinstall ds-kernels"):
         backend.select()
 
@@ -64,6 +75,10 @@ def test_the_report_names_path_and_reason_of_every_operation(
     assert rows["cpu_adam"].path == backend.available()[-1]
     assert {"cpu_lamb", "fused_adam", "fp_quantizer", "muon"} <= set(rows)
     assert all(row.reason and "\n" not in row.reason for row in rows.values())
-    monkeypatch.setitem(sys.modules, "ds_kernels._native", None)
+
+
+@pytest.mark.usefixtures("no_module")
+def test_the_report_tells_that_the_module_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(backend.FORCE_VARIABLE, raising=False)
     assert report()[0].path == "torch"
     assert "ds_kernels/_native" in report()[0].reason

@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ds_kernels import (
     CPUSGD,
@@ -202,3 +203,22 @@ def test_steps_are_counted_whatever_the_default_dtype_and_device() -> None:
         torch.set_default_dtype(torch.float32)
     count = optimizer.state[weight]["step"]
     assert (count.device.type, count.dtype) == ("cpu", torch.float32)
+
+
+def test_step_hooks_and_profilers_find_every_step() -> None:
+    """The optimizer leaves torch's wrapper out only while nothing listens."""
+    optimizer = CPUAdam(parameters([torch.ones(3)], torch.float32))
+    give_grads(optimizer.param_groups[0]["params"])
+    heard: list[str] = []
+    optimizer.step()
+    before = optimizer.register_step_pre_hook(lambda *_: heard.append("before"))
+    after = optimizer.register_step_post_hook(lambda *_: heard.append("after"))
+    everywhere = register_optimizer_step_post_hook(lambda *_: heard.append("of all"))
+    optimizer.step()
+    for handle in (before, after, everywhere):
+        handle.remove()
+    optimizer.step()
+    assert heard == ["before", "after", "of all"]
+    with torch.profiler.profile() as profile:
+        optimizer.step()
+    assert "Optimizer.step#CPUAdam.step" in {event.key for event in profile.key_averages()}

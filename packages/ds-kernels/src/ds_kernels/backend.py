@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Sequence
@@ -21,9 +22,9 @@ if TYPE_CHECKING:  # the compiled module may be missing
     from ds_kernels._native import Queue, Ticket
 
 FORCE_VARIABLE = "DS_KERNELS_ISA"
-"""Environment variable that forces a level: scalar, avx2, avx512, or torch (no compiled code)."""
+"""Environment variable that forces a level: a name of `LEVELS`, or torch (no compiled code)."""
 
-LEVELS = ("scalar", "avx2", "avx512")
+LEVELS = ("scalar", "avx2", "avx512", "avx512_bf16")
 
 _NATIVE_NAMES = {
     Adam: "adam",
@@ -40,7 +41,7 @@ class Backend:
     """A way to step CPU tensors.
 
     Attributes:
-        name: `avx512`, `avx2`, `scalar` or `torch`.
+        name: one of `LEVELS`, or `torch`.
         reason: why this one, in one line.
     """
 
@@ -80,18 +81,20 @@ class Backend:
         return ticket
 
 
+@functools.cache
 def load_native() -> ModuleType:
     """The compiled module; ImportError if it is not there or does not fit this platform."""
     return importlib.import_module("ds_kernels._native")
 
 
-def _native_levels() -> tuple[list[str], str]:
+@functools.cache
+def native_levels() -> tuple[tuple[str, ...], str]:
     """Levels that can run here, and why there are none."""
     try:
-        levels: list[str] = load_native().available_levels()
+        levels = tuple(load_native().available_levels())
     except ImportError as error:
         folder = Path(__file__).parent
-        return [], f"{folder}/_native*.so cannot be loaded ({error}); reinstall ds-kernels"
+        return (), f"{folder}/_native*.so cannot be loaded ({error}); reinstall ds-kernels"
     return levels, ""
 
 
@@ -101,8 +104,11 @@ def select() -> Backend:
     Raises:
         BackendError: the demanded level is unknown or cannot run here.
     """
-    levels, problem = _native_levels()
-    forced = os.environ.get(FORCE_VARIABLE, "").lower()
+    return _choice(os.environ.get(FORCE_VARIABLE, "").lower(), *native_levels())
+
+
+@functools.cache
+def _choice(forced: str, levels: tuple[str, ...], problem: str) -> Backend:
     if not forced:
         if levels:
             return Backend(levels[-1], f"the fastest this processor has of {', '.join(levels)}")
@@ -119,4 +125,4 @@ def select() -> Backend:
 
 def available() -> list[str]:
     """Every way that works here, slowest first; `torch` is always one."""
-    return ["torch", *_native_levels()[0]]
+    return ["torch", *native_levels()[0]]

@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ds_kernels.lanes import Lane, tensors
+from ds_kernels.lanes import Lane, check, is_usable, tensors
 
 
-@contextmanager
-def aligned_views(lanes: list[Lane]) -> Iterator[list[Lane]]:
-    """Lanes whose tensors are all contiguous, element by element the same as those given.
+class Flat(NamedTuple):
+    """Lanes whose tensors are all contiguous.
+
+    Attributes:
+        lanes: views or copies of those given, element by element the same.
+        copies: pairs of target and source for `copy_back`.
+    """
+
+    lanes: list[Lane]
+    copies: list[tuple[Tensor, Tensor]]
+
+    def copy_back(self) -> None:
+        """Write what was updated in copies to the tensors themselves."""
+        for target, source in self.copies:
+            target.copy_(source.view(target.shape))
+
+
+def flattened(lanes: list[Lane], device: torch.device | None) -> Flat:
+    """Lanes that can be stepped front to back by address.
 
     A transposed or channels-last parameter whose companions lie the same way is viewed in memory
-    order, at no cost. What is left (true strides, mixed orders) is copied, and copied back at the
-    end of the context.
+    order, at no cost. What is left (true strides, mixed orders) is copied.
+
+    Args:
+        lanes: what is to be stepped.
+        device: where all must lie; None: each lane where its parameter lies.
+
+    Raises:
+        TensorError: a tensor cannot be stepped.
     """
-    flat: list[Lane] = []
-    back: list[tuple[Tensor, Tensor]] = []
+    if all(is_usable(lane, device or lane.param.device) for lane in lanes):
+        return Flat(lanes, [])
+    flat = Flat([], [])
     for lane in lanes:
-        if not _is_strided(lane) or all(t.is_contiguous() for t in tensors(lane)):
-            flat.append(lane)
-            continue
-        viewed = _in_memory_order(lane)
-        if viewed is None:
-            viewed = _copied(lane)
-            back += [
-                (target, source)
-                for target, source in zip(tensors(lane), tensors(viewed), strict=True)
-                if target is not lane.grad and target is not source
-            ]
-        flat.append(viewed)
-    yield flat
-    for target, source in back:
-        target.copy_(source.view(target.shape))
+        flat.lanes.append(_flat(lane, flat.copies))
+        check(flat.lanes[-1], device or lane.param.device)
+    return flat
+
+
+def _flat(lane: Lane, copies: list[tuple[Tensor, Tensor]]) -> Lane:
+    if not _is_strided(lane) or all(t.is_contiguous() for t in tensors(lane)):
+        return lane
+    viewed = _in_memory_order(lane)
+    if viewed is None:
+        viewed = _copied(lane)
+        pairs = zip(tensors(lane), tensors(viewed), strict=True)
+        copies += [(t, s) for t, s in pairs if t is not lane.grad and t is not s]
+    return viewed
 
 
 def _is_strided(lane: Lane) -> bool:

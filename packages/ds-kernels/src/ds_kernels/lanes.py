@@ -37,74 +37,90 @@ class Lane(NamedTuple):
 
 def tensors(lane: Lane) -> list[Tensor]:
     """All tensors of a lane."""
-    extra = [] if lane.out is None else [lane.out]
-    return [lane.param, lane.grad, *lane.states, *extra]
+    param, grad, states, out, _, _ = lane
+    return [param, grad, *states] if out is None else [param, grad, *states, out]
 
 
-def check_usable(
-    tensor: Tensor, role: str, label: object, count: int, device: torch.device = CPU
-) -> None:
-    """Raise unless `tensor` is `count` live, contiguous elements of a known dtype on `device`."""
-    problem = ""
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        kind = type(tensor).__name__
-        problem = f"is a {kind}, whose elements lie elsewhere; step the tensors inside of it"
-    elif tensor.layout is not torch.strided:
-        problem = f"is {tensor.layout}; only strided (dense) tensors can be stepped"
-    elif tensor.device != device:
-        problem = f"is on {tensor.device}; it must be on {device}"
-    elif tensor.dtype not in DTYPE_CODES:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES)
-        problem = f"has dtype {tensor.dtype}; known are {known}"
-    elif tensor.numel() != count:
-        problem = f"has {tensor.numel()} elements; its parameter has {count}"
-    elif not tensor.is_contiguous():
-        problem = (
-            f"is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()}); "
-            "pass .contiguous() memory"
-        )
-    elif tensor.is_neg():
-        problem = "is lazily negated; pass .resolve_neg() memory"
-    elif count and tensor.untyped_storage().nbytes() < _end_of(tensor, count):
-        problem = "has been freed: its storage no longer holds its elements"
-    if problem:
-        raise TensorError(f"{role}{label} {problem}")
+def is_usable(lane: Lane, device: torch.device = CPU) -> bool:
+    """Whether every tensor of the lane can be handed out by address: the quick half of `check`.
 
-
-def _end_of(tensor: Tensor, count: int) -> int:
-    return (int(tensor.storage_offset()) + count) * tensor.element_size()
+    All tensors must be as many live, contiguous elements of a known dtype on `device`. Written as
+    one loop without calls: with many small parameters this is most of what a step costs.
+    """
+    count = lane.param.numel()
+    for tensor in tensors(lane):
+        if (
+            type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+            or tensor.layout is not torch.strided
+            or tensor.device != device
+            or tensor.dtype not in DTYPE_CODES
+            or tensor.numel() != count
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or tensor.untyped_storage().nbytes()
+            < (tensor.storage_offset() + count) * tensor.element_size() * bool(count)
+        ):
+            return False
+    states = lane.states
+    return len(states) < 2 or states[0].dtype is states[1].dtype
 
 
 def check(lane: Lane, device: torch.device = CPU) -> None:
-    """Raise TensorError unless every tensor of the lane can be handed out by address."""
+    """Raise TensorError, which names the tensor, unless the lane `is_usable`."""
+    if is_usable(lane, device):
+        return
     param, grad, states, out, label, state_names = lane
-    count = param.numel()
-    check_usable(param, "", label, count, device)
-    check_usable(grad, "grad of ", label, count, device)
-    for state, name in zip(states, state_names, strict=True):
-        check_usable(state, f"{name} of ", label, count, device)
-        if state.dtype is not states[0].dtype:
-            raise TensorError(
-                f"{name} of {label} is {state.dtype} but {state_names[0]} is {states[0].dtype}; "
-                "the moments of a parameter share one dtype"
-            )
-    if out is not None:
-        check_usable(out, "out of ", label, count, device)
+    names = ("", "grad of ", *(f"{name} of " for name in state_names), "out of ")
+    for tensor, name in zip((param, grad, *states, out), names, strict=True):
+        problem = "" if tensor is None else _problem(tensor, param.numel(), device)
+        if problem:
+            raise TensorError(f"{name}{label} {problem}")
+    raise TensorError(
+        f"{state_names[1]} of {label} is {states[1].dtype} but {state_names[0]} is "
+        f"{states[0].dtype}; the moments of a parameter share one dtype"
+    )
+
+
+def _problem(tensor: Tensor, count: int, device: torch.device) -> str:
+    """What keeps a tensor from being usable, or nothing."""
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        kind = type(tensor).__name__
+        return f"is a {kind}, whose elements lie elsewhere; step the tensors inside of it"
+    if tensor.layout is not torch.strided:
+        return f"is {tensor.layout}; only strided (dense) tensors can be stepped"
+    if tensor.device != device:
+        return f"is on {tensor.device}; it must be on {device}"
+    if tensor.dtype not in DTYPE_CODES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_CODES)
+        return f"has dtype {tensor.dtype}; known are {known}"
+    if tensor.numel() != count:
+        return f"has {tensor.numel()} elements; its parameter has {count}"
+    if not tensor.is_contiguous():
+        return (
+            f"is not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()}); "
+            "pass .contiguous() memory"
+        )
+    if tensor.is_neg():
+        return "is lazily negated; pass .resolve_neg() memory"
+    end = (tensor.storage_offset() + count) * tensor.element_size()
+    if count and tensor.untyped_storage().nbytes() < end:
+        return "has been freed: its storage no longer holds its elements"
+    return ""
 
 
 def row_of(lane: Lane) -> Row:
     """Addresses and types of a checked lane, as the compiled loops take them."""
     param, grad, states, out, _, _ = lane
-    addresses = [state.data_ptr() for state in states] + [0, 0]
+    first, second = (*states, None, None)[:2]
     return (
         param.numel(),
         param.data_ptr(),
         grad.data_ptr(),
-        addresses[0],
-        addresses[1],
+        0 if first is None else first.data_ptr(),
+        0 if second is None else second.data_ptr(),
         0 if out is None else out.data_ptr(),
         DTYPE_CODES[param.dtype],
         DTYPE_CODES[grad.dtype],
-        DTYPE_CODES[states[0].dtype] if states else 0,
+        0 if first is None else DTYPE_CODES[first.dtype],
         0 if out is None else DTYPE_CODES[out.dtype],
     )

@@ -26,5 +26,6 @@ struct Kernels {
 extern const Kernels scalar_kernels;
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
+extern const Kernels avx512_bf16_kernels;
 
 }  // namespace ds

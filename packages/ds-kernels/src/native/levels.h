@@ -9,7 +9,7 @@
 namespace ds {
 
 // Names of the levels this processor can run, slowest first.
-std::vector<std::string> available_levels();
+const std::vector<std::string>& available_levels();
 
 // The loops of a level by name. Throws std::invalid_argument if it is unknown or cannot run here.
 const Kernels& kernels_of(const std::string& level);

@@ -9,6 +9,12 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
+
+#ifdef __linux__
+#include <pthread.h>
+#include <sched.h>
+#endif
 
 namespace ds {
 namespace {
@@ -20,6 +26,7 @@ class Team {
   void run(std::int64_t count, int extra, const Task& task) {
     std::lock_guard<std::mutex> turn(turn_);
     grow(extra);
+    make_way(extra);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       next_ = 0;
@@ -38,11 +45,39 @@ class Team {
  private:
   void grow(int extra) {
     try {
-      for (; size_ < extra; ++size_) std::thread([this, me = size_] { serve(me); }).detach();
+      while (size() < extra) {
+        std::thread helper([this, me = size()] { serve(me); });
+        helpers_.push_back({helper.native_handle()});
+        helper.detach();
+      }
     } catch (const std::system_error&) {
       // The process may have no more threads: those that exist share the work.
     }
   }
+
+  // Keeps helpers off the caller's processor. Where processors share no cache, as in some virtual
+  // machines, the scheduler may wake a helper behind the caller, and there it waits for
+  // milliseconds while another processor is idle.
+  void make_way([[maybe_unused]] int extra) {
+#ifdef __linux__
+    const int here = sched_getcpu();
+    cpu_set_t others;
+    int allowed = -1;
+    for (int i = 0; i < std::min(extra, size()); ++i) {
+      Helper& helper = helpers_[static_cast<std::size_t>(i)];
+      if (helper.avoids == here) continue;
+      if (allowed < 0) {
+        if (pthread_getaffinity_np(pthread_self(), sizeof(others), &others)) return;
+        allowed = CPU_COUNT(&others);
+        if (here >= 0 && allowed > 1) CPU_CLR(here, &others);
+      }
+      if (allowed > 1) pthread_setaffinity_np(helper.handle, sizeof(others), &others);
+      helper.avoids = here;
+    }
+#endif
+  }
+
+  int size() const { return static_cast<int>(helpers_.size()); }
 
   void serve(int me) {
     std::uint64_t seen = 0;
@@ -71,7 +106,13 @@ class Team {
   const Task* task_ = nullptr;
   std::int64_t count_ = 0;
   std::uint64_t round_ = 0;
-  int size_ = 0, wanted_ = 0, running_ = 0;
+  int wanted_ = 0, running_ = 0;
+
+  struct Helper {
+    std::thread::native_handle_type handle;
+    int avoids = -1;  // a processor
+  };
+  std::vector<Helper> helpers_;  // they live as long as the process
 };
 
 // The team lives as long as the process; a forked child, which has none of its threads, gets a new

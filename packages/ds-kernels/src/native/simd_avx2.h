@@ -11,6 +11,7 @@ inline V add(V a, V b) { return _mm256_add_ps(a, b); }
 inline V sub(V a, V b) { return _mm256_sub_ps(a, b); }
 inline V mul(V a, V b) { return _mm256_mul_ps(a, b); }
 inline V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
+inline V fms(V a, V b, V c) { return _mm256_fmsub_ps(a, b, c); }
 inline V root(V a) { return _mm256_sqrt_ps(a); }
 inline V divide(V a, V b) { return _mm256_div_ps(a, b); }
 

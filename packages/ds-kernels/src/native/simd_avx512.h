@@ -1,5 +1,5 @@
-// Sixteen floats at a time with AVX-512 (F, BW, VL, DQ).
-// Included inside an unnamed namespace by exactly one translation unit (see sweeps.h).
+// Sixteen floats at a time with AVX-512 (F, BW, VL, DQ, and BF16 where the compiler may).
+// Included inside an unnamed namespace by one translation unit a level (see sweeps.h).
 
 using V = __m512;
 constexpr int width = 16;
@@ -11,22 +11,8 @@ inline V add(V a, V b) { return _mm512_add_ps(a, b); }
 inline V sub(V a, V b) { return _mm512_sub_ps(a, b); }
 inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
 inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-
-// The nearest number to the square root, in half the divider's time: an estimate of 14 bits, a step
-// of Goldschmidt, and the remainder, which a fused multiply-add tells exactly (Markstein, "Software
-// division and square root using Goldschmidt's algorithms", 2004). Equal to the instruction for every
-// float32 in the range below; the remainder of a smaller one would underflow.
-inline V root(V a) {
-  const __mmask16 above = _mm512_cmp_ps_mask(a, set(0x1p-100f), _CMP_GE_OQ);
-  if (_mm512_mask_cmp_ps_mask(above, a, set(0x1p+120f), _CMP_LE_OQ) != 0xffff) {
-    return _mm512_sqrt_ps(a);
-  }
-  const V half = set(0.5f), y = _mm512_rsqrt14_ps(a);
-  const V s = mul(a, y), h = mul(half, y);
-  const V error = _mm512_fnmadd_ps(s, h, half);
-  const V near = fma(s, error, s);
-  return fma(_mm512_fnmadd_ps(near, near, a), fma(h, error, h), near);
-}
+inline V fms(V a, V b, V c) { return _mm512_fmsub_ps(a, b, c); }
+inline V root(V a) { return _mm512_sqrt_ps(a); }
 inline V divide(V a, V b) { return _mm512_div_ps(a, b); }
 
 inline V sign(V a) {  // NaN and zeros stay what they are
@@ -51,20 +37,31 @@ inline __m256i load_half(const std::uint16_t* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
 
+// The sixteen bf16 of the lower half, each as the upper word of its lane: one instruction.
 inline V load_bf16(const std::uint16_t* p) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_half(p)), 16));
+  const __m512i lane_of = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0,  //
+                                           7, 0, 6, 0, 5, 0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
+  const __m512i half = _mm512_castsi256_si512(load_half(p));
+  return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, lane_of, half));
 }
 
-// Round to nearest, ties to even, by integers: the bf16 instructions flush subnormals to zero.
+// Round to nearest, ties to even; NaN stays NaN.
+#ifdef __AVX512BF16__
+// The instruction takes and makes no subnormals. Nor does any sum before it (see subnormals.h).
+inline __m256i to_bf16(V x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+#else
 inline __m256i to_bf16(V x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  const __m512i rounded =
-      _mm512_mask_mov_epi32(_mm512_srli_epi32(up, 16), nan, _mm512_set1_epi32(0x7fc0));
-  return _mm512_cvtepi32_epi16(rounded);
+  const __m512i rounded = _mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7fc00000));
+  const __m512i upper_words = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  //
+                                               31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5,
+                                               3, 1);
+  return _mm512_castsi512_si256(_mm512_permutexvar_epi16(upper_words, rounded));
 }
+#endif
 
 inline void store_bf16(std::uint16_t* p, V x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(x));

@@ -11,6 +11,7 @@ inline V add(V a, V b) { return a + b; }
 inline V sub(V a, V b) { return a - b; }
 inline V mul(V a, V b) { return a * b; }
 inline V fma(V a, V b, V c) { return a * b + c; }
+inline V fms(V a, V b, V c) { return a * b - c; }
 inline V root(V a) { return __builtin_sqrtf(a); }
 inline V divide(V a, V b) { return a / b; }
 inline V sign(V a) { return a > 0 ? 1.0f : (a < 0 ? -1.0f : a); }
