@@ -71,16 +71,9 @@ def test_a_branch_that_changes_by_step_equals_plain_torch(prefetch):
             torch.testing.assert_close(found[name], value.detach(), rtol=1e-5, atol=1e-6)
 
 
-def step_together(engine) -> None:
-    """In the first step ranks also learn of each other's weights of micro-batches."""
-    engine.backward(engine(*batch(0, 0)))
-    engine.step()
-
-
 def alone(fate: str) -> str:
     """What rank 0 is told when rank 1 does not come along."""
     engine = engine_of(FRUGAL, Reference())
-    step_together(engine)
     box: list[int] = [0, 0]
     dist.all_gather_object(box, os.getpid())
     if dist.get_rank() == 1:
@@ -110,15 +103,13 @@ def test_a_rank_that_hangs_is_named_with_the_parameter_that_is_waited_for():
 @pytest.mark.slow
 def test_a_rank_that_skips_the_step_is_named_with_the_gradients_that_are_waited_for():
     told, _ = run_ranks(alone, 2, "idles", timeout=90, group_timeout=TIMEOUT)
-    assert "reduce_scatter" in told
-    assert "gradients of " in told
+    assert "in the first backward, ahead of gradients of norm.bias" in told
     assert "rank 1: has not arrived" in told
 
 
 def elsewhere() -> str:
     """Rank 1 goes on to its next step while rank 0 consolidates for a checkpoint."""
     engine = engine_of(FRUGAL, Reference())
-    step_together(engine)
     try:
         if dist.get_rank() == 0:
             with engine.strategy.gather(engine.module.parameters()):
@@ -136,6 +127,6 @@ def elsewhere() -> str:
 def test_ranks_that_do_different_things_end_with_errors():
     _, told = run_ranks(elsewhere, 2, timeout=90, group_timeout=TIMEOUT)
     assert told.startswith("CollectiveTimeout: rank 1 of 2")
-    waits = r"rank 1: waits in \w+ number \d+ \((gradients of )?[\w.]+\.(weight|bias)"
+    waits = r"rank 1: waits in \w+ number \d+ \((.*gradients of )?[\w.]+\.(weight|bias)"
     assert re.search(waits, told)
     assert re.search(r"rank 0: (waits in|has not arrived)", told)

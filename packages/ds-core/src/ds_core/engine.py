@@ -15,6 +15,7 @@ from ds_core.contracts import Hook, Schedule, StepEvent, StepReport, UpdateStrat
 from ds_core.errors import StateError
 from ds_core.groups import Groups
 from ds_core.hooks import HookList
+from ds_core.naming import ParameterNames
 from ds_core.precision.mismatch import explain_formats
 from ds_core.window import AccumulationWindow
 
@@ -81,7 +82,9 @@ class Engine(nn.Module):
         self.schedule = schedule
         self.state_scope = state_scope
         self.counters = Counters()
-        self.window = AccumulationWindow(accumulation_steps, groups.data)
+        self.window = AccumulationWindow(
+            accumulation_steps, groups.data, ahead_of=_first_gradients(module)
+        )
         self.last_report: StepReport | None = None
         self.micro_batch_size = micro_batch_size
         self.hooks = HookList(hooks)
@@ -276,6 +279,12 @@ class Engine(nn.Module):
             loss_scale=report.loss_scale,
             skipped=report.skipped,
         )
+
+
+def _first_gradients(module: nn.Module) -> str:
+    """What the ranks reduce first: gradients of what was registered last."""
+    names = [name for param, name in ParameterNames(module).names.items() if param.requires_grad]
+    return f"gradients of {names[-1]}" if names else "gradients"
 
 
 def torch_autocast(

@@ -17,10 +17,14 @@ class AccumulationWindow:
     Args:
         accumulation_steps: micro-batches of a regular window.
         comm: the data-parallel group; weights are summed over it.
+        ahead_of: what ranks send each other after that, for the message of a timeout.
     """
 
-    def __init__(self, accumulation_steps: int, comm: Communicator) -> None:
+    def __init__(
+        self, accumulation_steps: int, comm: Communicator, *, ahead_of: str = "gradients"
+    ) -> None:
         self.accumulation_steps, self._comm = accumulation_steps, comm
+        self._ahead_of = ahead_of
         self.forced: bool | None = None
         self.seen = 0
         self._was_forced = self._ran = False
@@ -125,11 +129,13 @@ class AccumulationWindow:
         One number says it: the weights are positive; without any, -1 stands for "divided".
         """
         own = -1.0 if self._divided and not self._by_weight else self._weight
-        total = self._comm.sum_number(own, label="batch weights")
+        label = f"batch weights in the first backward, ahead of {self._ahead_of}"
+        total = self._comm.sum_number(own, label=label)
         self._by_weight, self._divided = total > 0, total < 0
         self._usual_total = max(total, 0.0) * self.accumulation_steps
 
     def _summed(self) -> float:
         if self._total is None:
-            self._total = self._comm.sum_number(self._weight, label="batch weights")
+            label = f"batch weights of a window, ahead of {self._ahead_of}"
+            self._total = self._comm.sum_number(self._weight, label=label)
         return self._total
