@@ -131,6 +131,7 @@ class GradientBuckets:
         self._fired: dict[nn.Parameter, int] = {}
         self._expected: dict[nn.Parameter, int] | None = None
         self._next = len(buckets)
+        self._factor = 1.0
         self._syncing = False
         self.reduced = False
         self.dirty = False
@@ -179,6 +180,7 @@ class GradientBuckets:
                 bucket.work = None
             if factor != 1.0:
                 bucket.gradients.mul_(factor)
+        self._factor = factor
         self._show_gradients_of_others()
         self.reduced, self.dirty = True, False
 
@@ -311,7 +313,7 @@ class GradientBuckets:
     def _undo_reduction(self) -> None:
         """Make sums of the whole group count once when they are summed again."""
         for bucket in self.buckets:
-            bucket.gradients.div_(self._world_size)
+            bucket.gradients.div_(self._world_size * self._factor)
         for param in self._place.keys() - self.unused():
             self._used.add(param)
             view = self.gradient(param)

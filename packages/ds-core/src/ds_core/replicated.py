@@ -110,6 +110,8 @@ class Replicated:
         self, loss: Tensor, *, sync: bool, divisor: Divisor, retain_graph: bool = False
     ) -> None:
         root = self._root.for_pass(loss, divisor.root)
+        if self._buckets.reduced:
+            self._sparse.undo()
         self._buckets.begin_pass(sync=sync)
         try:
             torch.autograd.backward(loss, root, retain_graph=retain_graph)

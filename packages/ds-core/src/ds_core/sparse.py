@@ -41,6 +41,7 @@ class SparseGradients:
     def __init__(self, params: Sequence[nn.Parameter], comm: Communicator) -> None:
         self.params, self._comm = list(params), comm
         self._unused: set[nn.Parameter] = set()
+        self._factor = 1.0
 
     def reduce(self, factor: float, *, local: float = 1.0) -> None:
         """Replace each gradient by (sum over ranks of gradient * local) * factor.
@@ -51,7 +52,7 @@ class SparseGradients:
             return
         rows = [_rows(param) for param in self.params]
         counts = self._gather_counts(rows)
-        self._unused = set()
+        self._unused, self._factor = set(), factor
         for index, param in enumerate(self.params):
             sizes = counts[:, index].tolist()
             if max(sizes) < 0:
@@ -67,6 +68,12 @@ class SparseGradients:
             ).coalesce()
             was_dense = param.grad is not None and not param.grad.is_sparse
             param.grad = total.to_dense() if was_dense else total
+
+    def undo(self) -> None:
+        """Let reduced gradients count once when they are reduced again, with more."""
+        for param in self.params:
+            if param.grad is not None:
+                param.grad = param.grad / (self._comm.world_size * self._factor)
 
     def unused(self) -> set[nn.Parameter]:
         """Parameters that no rank had a gradient for in the last `reduce`."""
