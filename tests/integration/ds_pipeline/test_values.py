@@ -62,6 +62,37 @@ class Branch(nn.Module):
         return self.linear(value), value * 2
 
 
+class Refill(nn.Module):
+    """Changes the dict that it got, and the list in it, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values):
+        if torch.is_tensor(values):
+            values = {"hidden": values, "seen": [values]}
+        values["hidden"] = self.linear(values["hidden"]) + values["seen"].pop()
+        values["seen"].append(values["hidden"] * 0.5)
+        return values
+
+
+class Take(nn.Module):
+    def forward(self, values):
+        return values["hidden"]
+
+
+class Ask(nn.Module):
+    """Asks for a gradient of its input, as runs that recompute activations may."""
+
+    def __init__(self, trained: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH).requires_grad_(trained)
+
+    def forward(self, value):
+        return self.linear(value.requires_grad_() if value.is_leaf else value)
+
+
 def tuple_layers():
     return [LayerSpec(Open), LayerSpec(Pass), LayerSpec(Pass), LayerSpec(Close)]
 
@@ -70,7 +101,20 @@ def ignoring_layers():
     return [LayerSpec(nn.Linear, WIDTH, WIDTH), LayerSpec(Branch), LayerSpec(Close)]
 
 
-LAYERS = {"tuples": tuple_layers, "ignored": ignoring_layers}
+def refilling_layers():
+    return [*(LayerSpec(Refill) for _ in range(4)), LayerSpec(Take)]
+
+
+def asking_layers():
+    return [LayerSpec(Ask, trained) for trained in (False, False, True, True)]
+
+
+LAYERS = {
+    "tuples": tuple_layers,
+    "ignored": ignoring_layers,
+    "refilled": refilling_layers,
+    "asked for": asking_layers,
+}
 
 
 def mse(output, target):
@@ -141,6 +185,13 @@ def test_tuples_of_all_kinds_cross_two_and_three_stages(way):
 def test_an_output_that_the_next_stage_ignores_gets_no_gradient():
     expected = torch.tensor(losses_alone("ignored", [3, 3, 3]))
     for losses in run_ranks(losses_in_pipeline, 3, "ignored", 3, [3, 3, 3]):
+        torch.testing.assert_close(torch.tensor(losses), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["refilled", "asked for"])
+def test_gradients_are_those_of_what_came_whatever_layers_do_with_it(name):
+    expected = torch.tensor(losses_alone(name, [3, 3, 3]))
+    for losses in run_ranks(losses_in_pipeline, 3, name, 3, [3, 3, 3]):
         torch.testing.assert_close(torch.tensor(losses), expected, rtol=1e-6, atol=1e-6)
 
 

@@ -33,6 +33,9 @@ class Pass:
 
     Attributes:
         split: where gradients of weights wait for a `BackwardWeight`.
+        leaves: the tensors of an input that get a gradient, as they came: layers may change the
+            dict or list that they came in, and which of its tensors need one.
+        outputs: what goes to the next stage; once it is sent, its tensors that get a gradient.
     """
 
     training: bool
@@ -40,6 +43,7 @@ class Pass:
     micro_batches: int = 1
     split: frozenset[Place] = frozenset()
     inputs: dict[Place, Any] = field(default_factory=dict)
+    leaves: dict[Place, list[Tensor]] = field(default_factory=dict)
     labels: dict[int, Any] = field(default_factory=dict)
     outputs: dict[Place, Any] = field(default_factory=dict)
     grads: dict[Place, list[Tensor | None]] = field(default_factory=dict)
@@ -88,11 +92,14 @@ class StageEngine(Engine):
             self._pass.labels[buffer_id] = labels
 
     def _exec_recv_activations(self, buffer_id: int, chunk: int = 0) -> None:
-        self._pass.inputs[buffer_id, chunk] = self._links.receive_activation(buffer_id, chunk)
+        value = self._links.receive_activation(buffer_id, chunk)
+        self._pass.inputs[buffer_id, chunk] = value
+        if self._pass.training:
+            self._pass.leaves[buffer_id, chunk] = _needing(value)
 
     def _exec_forward_pass(self, buffer_id: int, chunk: int = 0) -> None:
         now, place = self._pass, (buffer_id, chunk)
-        value = now.inputs[place] if now.training else now.inputs.pop(place)
+        value = now.inputs.pop(place)
         self.module.micro_offset = self.counters.micro_batches + buffer_id
         prepare = self.hooks.before_forward if now.training else self.hooks.prepare_inputs
         changed, keywords = prepare((value,) if self._is_first(chunk) else (), {})
@@ -122,15 +129,18 @@ class StageEngine(Engine):
             return output
         loss = self.module.loss(output, labels, **keywords)
         if not torch.is_tensor(loss) or loss.numel() != 1:
-            raise PipelineError("the loss function must return one number as a tensor")
+            raise PipelineError(
+                f"the loss must be one number as a tensor, not {_kind(loss)}; return what backward "
+                "begins from, and keep the rest elsewhere"
+            )
         now.losses.append(loss.detach().float().reshape(()))
         return loss
 
     def _exec_send_activations(self, buffer_id: int, chunk: int = 0) -> None:
-        output = self._pass.outputs[buffer_id, chunk]
+        output = self._pass.outputs.pop((buffer_id, chunk))
         self._links.send_activation(buffer_id, chunk, output)
-        if not self._pass.training:
-            del self._pass.outputs[buffer_id, chunk]
+        if self._pass.training:
+            self._pass.outputs[buffer_id, chunk] = _needing(output)
 
     def _exec_recv_grads(self, buffer_id: int, chunk: int = 0) -> None:
         self._pass.grads[buffer_id, chunk] = self._links.receive_gradients(buffer_id, chunk)
@@ -145,8 +155,7 @@ class StageEngine(Engine):
         self._pass.waiting.pop((buffer_id, chunk)).run()
 
     def _exec_send_grads(self, buffer_id: int, chunk: int = 0) -> None:
-        grads = [tensor.grad for tensor in self._needing(buffer_id, chunk)]
-        del self._pass.inputs[buffer_id, chunk]
+        grads = [tensor.grad for tensor in self._pass.leaves.pop((buffer_id, chunk))]
         self._links.send_gradients(buffer_id, chunk, grads)
 
     def _exec_reduce_tied_grads(self) -> None:
@@ -174,24 +183,16 @@ class StageEngine(Engine):
         """Outputs to go back from, with their gradients."""
         place = (buffer_id, chunk)
         output = self._pass.outputs.pop(place)
-        if self._is_first(chunk):
-            self._pass.inputs.pop(place, None)
         if self._is_last(chunk):
             self.hooks.before_backward(output)
             return [output], [torch.full_like(output, self.strategy.root)]
-        needing = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
-        pairs = zip(needing, self._pass.grads.pop(place), strict=True)
+        pairs = zip(output, self._pass.grads.pop(place), strict=True)
         known = [(tensor, grad) for tensor, grad in pairs if grad is not None]
         return [tensor for tensor, _ in known], [grad for _, grad in known]
 
     def _after_backward(self, chunk: int) -> None:
         if self._is_last(chunk):
             self.hooks.after_backward()
-
-    def _needing(self, buffer_id: int, chunk: int) -> list[Tensor]:
-        """The tensors of an input that get a gradient."""
-        found = tensors_of(self._pass.inputs[buffer_id, chunk])
-        return [tensor for tensor in found if tensor.requires_grad]
 
     def _mean_loss(self, done: Pass, *, everywhere: bool) -> Callable[[], Tensor]:
         """Start to average the loss; what is returned waits for it."""
@@ -212,6 +213,17 @@ class StageEngine(Engine):
 
     def _is_last(self, chunk: int) -> bool:
         return self.is_last_stage() and chunk == self.module.chunks - 1
+
+
+def _kind(value: Any) -> str:
+    if torch.is_tensor(value):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _needing(value: Any) -> list[Tensor]:
+    """The tensors of a nested value that get a gradient."""
+    return [tensor for tensor in tensors_of(value) if tensor.requires_grad]
 
 
 _COMPUTATIONS = (todo.ForwardPass, todo.BackwardPass, todo.BackwardInput, todo.BackwardWeight)
