@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ds_core.errors import RankMismatchError
+from ds_core.errors import CollectiveTimeout, RankMismatchError
 from ds_pipeline import LayerSpec, PipelineError, PipelineModule, links
 from support.pipelines import (
     Case,
@@ -190,6 +190,30 @@ def test_the_same_processes_train_on_in_a_new_engine_after_a_failure():
     for failed, run in run_ranks(start_again, 2, timeout=20):
         assert "the data of stage 1 (rank 1) ended after 1 of 3" in failed
         assert_same(run, plain, tolerance=1e-5)
+
+
+def fail_in_one_replica():
+    """The data of the first replica end early on its first stage."""
+    case = Case("gpt", 2, "1f1b", 2)
+    engine = build(case)
+    data = list(batches(case, 0, 0))
+    try:
+        engine.train_batch(iter(data[:1] if dist.get_rank() == 0 else data))
+    except (PipelineError, CollectiveTimeout) as error:
+        return type(error).__name__, str(error)
+    return "no error", ""
+
+
+def test_a_stage_of_another_replica_that_failed_is_named_too():
+    first, *others = run_ranks(fail_in_one_replica, 4, timeout=20, group_timeout=4)
+    assert first[1].startswith("the data of stage 0 (rank 0) ended")
+    assert [kind for kind, _ in others] == [
+        "CollectiveTimeout",
+        "PipelineError",
+        "CollectiveTimeout",
+    ]
+    for _, message in others:
+        assert "The first to fail was stage 0 (rank 0): PipelineError: the data of" in message
 
 
 def held_by_this_process():

@@ -14,6 +14,7 @@ from torch import Tensor
 from ds_core.agreement import require_agreement
 from ds_core.comm import Communicator
 from ds_core.contracts import UpdateStrategy
+from ds_core.errors import CollectiveTimeout
 from ds_core.groups import Groups
 from ds_pipeline.batches import BatchSource, concatenated, mean_of
 from ds_pipeline.errors import PipelineError
@@ -233,13 +234,15 @@ class PipelineEngine(StageEngine):
                     self._execute(step)
             self._links.drain()
         except BaseException as error:
-            self._faults.report(error)
+            first = self._faults.report(error)
             self._links.fail(error)
             if self._links.failure is not None and is_gloo(self._pipe):
                 self._hang_up()
             if self._pass.training:
                 self.strategy.zero_grad()
                 self.window.close()
+            if first is not None and isinstance(error, CollectiveTimeout):  # of another replica
+                raise CollectiveTimeout(f"The first to fail was {first}. {error}") from error
             raise
         finally:
             done, self._pass = self._pass, Pass(training=False)

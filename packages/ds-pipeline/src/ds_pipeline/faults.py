@@ -28,16 +28,18 @@ class FaultBoard:
         self.me = me
         self._key = f"ds_pipeline/{engine}/first_fault"
 
-    def report(self, error: BaseException) -> None:
-        """Say that this stage fails, unless another one has said so before."""
+    def report(self, error: BaseException) -> str | None:
+        """Say that this stage fails, unless another one has said so before; return what it said."""
         store = self._store()
         if store is None:
-            return
+            return None
         try:
-            if not store.check([self._key]):
-                store.set(self._key, f"{self.me}: {type(error).__name__}: {error}")
+            if store.check([self._key]):
+                return str(store.get(self._key).decode())
+            store.set(self._key, f"{self.me}: {type(error).__name__}: {error}")
         except RuntimeError as lost:  # the store's host is gone too: nobody left to tell
             logger.warning("cannot tell the other stages about the failure: %s", lost)
+        return None
 
     def explain(self, doing: str, error: Exception) -> PipelineError:
         """What to raise when a neighbour does not answer."""
