@@ -35,6 +35,13 @@ class ParameterNames:
     def __getitem__(self, param: nn.Parameter) -> str:
         return self.names[param]
 
+    def ordered(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, str]:
+        """Each of `params` once with its name, in the order of the module (sets have none)."""
+        wanted = dict.fromkeys(params, "?")
+        return {p: name for p, name in self.names.items() if p in wanted} | {
+            p: name for p, name in wanted.items() if p not in self.names
+        }
+
     def of(self, params: Iterable[nn.Parameter]) -> tuple[str, ...]:
         """The names of `params`, `?` for those the module does not know."""
         return tuple(self.names.get(param, "?") for param in params)

@@ -18,6 +18,7 @@ from ds_core.buckets import (
 )
 from ds_core.clip import total_norm
 from ds_core.contracts import Divisor, LoadWhat, Pending, ShardReader, StepReport, TensorShard
+from ds_core.edits import edits_of
 from ds_core.gate import StepGate
 from ds_core.groups import Groups
 from ds_core.naming import FrozenParams, ParameterNames, named_buffers
@@ -150,13 +151,13 @@ class Replicated:
     def gather(
         self, params: Iterable[nn.Parameter], *, modifier_rank: int | None = None
     ) -> Iterator[None]:
-        chosen = list(params)
-        yield
+        chosen = self._names.ordered(params)
+        with edits_of(self._groups.data, chosen, modifier_rank):
+            yield
         if modifier_rank is None:
             return
         with torch.no_grad():
             for param in chosen:
-                self._groups.data.broadcast(param.data, modifier_rank, label="gather").wait()
                 held = self._held.get(param, param)
                 if held is not param:
                     held.copy_(param)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
@@ -21,13 +21,12 @@ class _Edits:
     def __reduce__(self) -> Any:
         return (_no_edits, ())  # a pickled parameter is an ordinary one
 
-    def pass_on(self, params: list[nn.Parameter], source: int) -> None:
-        with self._gather(params, modifier_rank=source):
-            pass
+    def of(self, params: list[nn.Parameter], source: int) -> AbstractContextManager[None]:
+        return self._gather(params, modifier_rank=source)
 
 
 def show_edits(params: Iterable[nn.Parameter], gather: Gather) -> None:
-    """Let `pass_on` find the strategy that owns these parameters; set here only."""
+    """Let `taking_over` find the strategy that owns these parameters; set here only."""
     edits = _Edits(gather)
     for param in params:
         setattr(param, _ATTRIBUTE, edits)
@@ -39,15 +38,21 @@ def hide_edits(params: Iterable[nn.Parameter]) -> None:
         param.__dict__.pop(_ATTRIBUTE, None)
 
 
-def pass_on(tensors: Iterable[Any], source: int) -> None:
-    """Give all ranks rank `source`'s values of those that a strategy owns; collective."""
+@contextmanager
+def taking_over(tensors: Iterable[Any], source: int | None) -> Iterator[None]:
+    """On leaving, all ranks hold rank `source`'s values of those that a strategy owns."""
+    if source is None:
+        yield
+        return
     owned: dict[_Edits, list[nn.Parameter]] = {}
     for tensor in dict.fromkeys(tensors):
         edits = getattr(tensor, "__dict__", {}).get(_ATTRIBUTE)
         if isinstance(edits, _Edits):
             owned.setdefault(edits, []).append(tensor)
-    for edits, params in owned.items():
-        edits.pass_on(params, source)
+    with ExitStack() as stack:
+        for edits, params in owned.items():
+            stack.enter_context(edits.of(params, source))
+        yield
 
 
 def _no_edits() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ds_core.edits import require_kept, require_rank
 from ds_core.errors import StateError
-from ds_zero.edits import pass_on
+from ds_zero.edits import taking_over
 from ds_zero.params import Shard, ZeroParamStatus, finish_gather, shard_of, start_gather
 
 
@@ -47,19 +48,22 @@ class GatheredParameters:
                 register_external_parameter(fwd_module, shard.param)
 
     def __enter__(self) -> None:
-        self._context = gathered(self._shards, modifier_rank=self._modifier_rank)
-        self._context.__enter__()
+        with ExitStack() as stack:
+            stack.enter_context(taking_over(self._whole, self._modifier_rank))
+            stack.enter_context(gathered(self._shards, modifier_rank=self._modifier_rank))
+            self._context = stack.pop_all()
 
     def __exit__(self, *exc: Any) -> None:
         context, self._context = self._context, None
         context.__exit__(*exc)
-        if self._modifier_rank is not None and not any(exc):
-            pass_on(self._whole, self._modifier_rank)
 
 
 @contextmanager
 def gathered(shards: list[Shard], *, modifier_rank: int | None = None) -> Iterator[None]:
     """Inside, `shards` are whole; with `modifier_rank` that rank's values are taken over."""
+    shards = sorted(shards, key=lambda shard: (shard.index, shard.number))  # sets have no order
+    if modifier_rank is not None and shards:
+        require_rank(shards[0].exchange.comm, modifier_rank)
     token = id(object())
     was_whole = {s for s in shards if s.status is ZeroParamStatus.AVAILABLE}
     for shard in shards:
@@ -72,6 +76,9 @@ def gathered(shards: list[Shard], *, modifier_rank: int | None = None) -> Iterat
         yield
         failed = False
     finally:
+        kept = failed or modifier_rank is None or not shards
+        fault = None if kept else _other_form(shards)
+        failed = failed or fault is not None
         edited: list[str] = []
         for shard in shards:
             shard.users.discard(token)
@@ -81,6 +88,8 @@ def gathered(shards: list[Shard], *, modifier_rank: int | None = None) -> Iterat
                 edited.append(shard.name)
             if shard not in was_whole and not shard.users:
                 shard.release()
+    if fault is not None:
+        raise fault
     if edited:
         raise StateError(
             f"edited inside GatheredParameters without modifier_rank, so that no rank's values "
@@ -126,14 +135,19 @@ def _is_edited(shard: Shard, version: int) -> bool:
     return not torch.equal(own, shard.local[: shard.own_numel])
 
 
+def _other_form(shards: list[Shard]) -> StateError | None:
+    """The error of edits that changed a shape or format on any rank."""
+    try:
+        wanted = [(s.name, s.param, s.shape, s.local.dtype) for s in shards]
+        require_kept(shards[0].exchange.comm, wanted)
+    except StateError as error:
+        return error
+    return None
+
+
 def _take_over(shard: Shard, source: int) -> None:
     """Let every rank hold rank `source`'s value."""
     param = shard.param
-    if param.shape != shard.shape:
-        raise StateError(
-            f"'{shard.name}' has shape {tuple(param.shape)} after an edit, {tuple(shard.shape)} "
-            "before; a parameter keeps its shape"
-        )
     value = param.detach().contiguous()
     shard.exchange.comm.broadcast(value, source, label=f"edit of {shard.name}").wait()
     if value.data_ptr() != param.data_ptr():

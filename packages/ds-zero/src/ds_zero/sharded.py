@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ds_core.contracts import WEIGHT, Divisor, LoadWhat, ShardReader, StepReport, TensorShard
-from ds_core.naming import named_buffers
+from ds_core.edits import edits_of
+from ds_core.naming import ParameterNames, named_buffers
 from ds_core.replicated import broadcast_module
 from ds_zero.access import Access
 from ds_zero.exchange import Exchange
@@ -68,6 +69,7 @@ class Sharded:
         self._module, self._comm = setup.module, setup.groups.data
         self._round_weights = settings.round_weights
         broadcast_module(setup.module, setup.groups)
+        self._names = ParameterNames(setup.module)
         self._facts = parameter_facts(setup.module, lambda param: param.shape)
         total = sum(self._facts[p].numel for p in trained(setup.param_groups) if p in self._facts)
         self._units = make_units(
@@ -156,12 +158,13 @@ class Sharded:
     def gather(
         self, params: Iterable[nn.Parameter], *, modifier_rank: int | None = None
     ) -> Iterator[None]:
-        chosen = list(params)
-        yield
+        chosen = self._names.ordered(params)
+        with edits_of(self._comm, chosen, modifier_rank):
+            yield
         if modifier_rank is None:
             return
-        for param in chosen:
-            self._comm.broadcast(param.data, modifier_rank, label="gather").wait()
+        for unit in self._units:
+            self._put_back(unit, chosen)
         self.take_weights(set(chosen))
 
     def take_weights(self, params: set[nn.Parameter] | None = None) -> None:
@@ -192,12 +195,12 @@ class Sharded:
 
     def load(self, reader: ShardReader, facts: Mapping[str, Any], *, what: LoadWhat) -> None:
         own = {param for unit in self._units for param in unit.params}
-        frozen = [
-            (fact, param.data.view(-1), 0, fact.numel)
-            for param, fact in self._facts.items()
-            if param not in own
-        ]
+        others = {p: (fact, p.data.reshape(-1)) for p, fact in self._facts.items() if p not in own}
+        frozen = [(fact, flat, 0, fact.numel) for fact, flat in others.values()]
         Loader(self._update.owned, self._facts, frozen, self._module).load(reader, facts, what)
+        for param, (_, flat) in others.items():
+            if flat.data_ptr() != param.data_ptr():  # it is not contiguous
+                param.data.copy_(flat.view(param.shape))
         if what.weights:
             owned = self._update.owned
             for segment in owned.segments:
@@ -242,6 +245,16 @@ class Sharded:
             offset += fact.numel
         unit.weights = flat.view(world, -1)[self._comm.rank] if unit.share else flat
         return flat
+
+    def _put_back(self, unit: Unit, edited: Container[nn.Parameter]) -> None:
+        """Let parameters that were given other memory (`param.data = ...`) lie in the unit's."""
+        offset = 0
+        for param, fact in zip(unit.params, unit.facts, strict=True):
+            place = self._flat[unit][offset : offset + fact.numel].view(fact.shape)
+            if param in edited and param.data_ptr() != place.data_ptr():
+                place.copy_(param.data)
+                param.data = place
+            offset += fact.numel
 
     def _move_unit(self, unit: Unit, share: Tensor) -> None:
         """Let the unit's parameters lie on the device of `share`."""
