@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +27,9 @@ def optimizer_trial(name: str, params: Mapping[str, Any]) -> list[Fault]:
     def make(options: Mapping[str, Any]) -> None:
         make_optimizer_factory(name, options)([{"params": [nn.Parameter(torch.zeros(1, 1))]}])
 
+    rate = chosen.get("lr", 0.0)
+    if isinstance(rate, bool | list | tuple | dict | None):  # some optimizers ask only at a step
+        return [Fault("optimizer.params.lr", f"got {show(rate)}, expected a number")]
     return _trial("optimizer.params", chosen, make)
 
 
@@ -47,13 +51,16 @@ def _trial(
     path: str, params: Mapping[str, Any], make: Callable[[Mapping[str, Any]], None]
 ) -> list[Fault]:
     """The fault of `params` by what `make` says of them, at the one that is to blame."""
-    faults = _texts_of_numbers(path, params)
+    faults = _unusable(path, params)
     text = "" if faults else _refusal(make, params)
     if not text:
         return faults
     first, colon, rest = text.partition(": ")
     if colon and first.startswith(f"{path}."):
         return [Fault(first, rest)]
+    first = text.partition(" ")[0]
+    if first in params:
+        return [Fault(f"{path}.{first}", text)]
     for name, value in params.items():
         if not _refusal(make, {k: v for k, v in params.items() if k != name}):
             said = text if name in text else f"got {show(value)}: {text}"
@@ -69,12 +76,26 @@ def _refusal(make: Callable[[Mapping[str, Any]], None], params: Mapping[str, Any
     return ""
 
 
-def _texts_of_numbers(path: str, params: Mapping[str, Any]) -> list[Fault]:
-    return [
-        Fault(f"{path}.{name}", f"got {show(value)}, expected a number (without quotes)")
-        for name, value in params.items()
-        if isinstance(value, str) and reads_as_number(value)
-    ]
+def _unusable(path: str, params: Mapping[str, Any]) -> list[Fault]:
+    """Values that are never meant, and that some optimizers would take for something else."""
+    faults = []
+    for name, value in params.items():
+        items = value if isinstance(value, list | tuple) else [value]
+        wanted = next(filter(None, map(_wanted, items)), None)
+        if wanted is not None:
+            faults.append(Fault(f"{path}.{name}", f"got {show(value)}, expected {wanted}"))
+    return faults
+
+
+def _wanted(value: Any) -> str | None:
+    """What should stand in place of a value, or None."""
+    if isinstance(value, str) and reads_as_number(value):
+        return "a number (without quotes)"
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return "true or false (without quotes)"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number"
+    return None
 
 
 @contextmanager

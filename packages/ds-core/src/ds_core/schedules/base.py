@@ -26,7 +26,7 @@ class Schedule:
 
     def __init__(self, optimizer: Any, *, last_batch_iteration: int) -> None:
         self.optimizer = optimizer
-        self.last_batch_iteration = last_batch_iteration
+        self.last_batch_iteration = count(last_batch_iteration, "last_batch_iteration", least=-1)
 
     def get_lr(self) -> list[float]:
         """The rates, a parameter group each, that belong to `last_batch_iteration`."""
