@@ -1,6 +1,7 @@
 """The accumulation window closes where it should and divides by what it saw."""
 
 import pytest
+import torch
 
 from ds_core.comm import Communicator
 from ds_core.errors import ConfigError
@@ -65,7 +66,18 @@ def test_weights_for_some_micro_batches_only_are_refused():
         target.add(2.0, divided=False)
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0])
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf"), 1e-320])
 def test_a_weight_must_be_positive(weight):
     with pytest.raises(ConfigError, match="must be positive"):
-        window(1).add(weight, divided=False)
+        AccumulationWindow.as_weight(weight)
+
+
+@pytest.mark.parametrize("weight", ["many", [3], 3j, torch.ones(2), 10**400])
+def test_a_weight_must_be_one_number(weight):
+    with pytest.raises(ConfigError, match="must be one number"):
+        AccumulationWindow.as_weight(weight)
+
+
+@pytest.mark.parametrize("weight", [3, torch.tensor([3]), torch.tensor(3.0, requires_grad=True)])
+def test_a_weight_may_be_any_kind_of_number(weight):
+    assert AccumulationWindow.as_weight(weight) == 3.0

@@ -132,6 +132,7 @@ class Engine(nn.Module):
         """
         self.require_open()
         sync = self.window.will_close() and not self._no_sync
+        weight = None if weight is None else self.window.as_weight(weight)
         self.window.add(weight, divided=not scale_wrt_gas)
         self.hooks.before_backward(loss)
         try:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+from torch import Tensor
+
 from ds_core.comm import Communicator
 from ds_core.contracts import Divisor
 from ds_core.errors import ConfigError, StateError
+
+_LEAST_WEIGHT = 1e-30
+"""Sums of weights are divided by, in fp32 too."""
 
 
 class AccumulationWindow:
@@ -43,6 +51,22 @@ class AccumulationWindow:
         """True if the micro-batch whose backward is about to run is the last."""
         return self.forced if self.forced is not None else self.seen + 1 >= self.accumulation_steps
 
+    @staticmethod
+    def as_weight(weight: Any) -> float:
+        """A micro-batch's weight as a number; tensors with one element and the like are taken."""
+        try:
+            number = float(weight.detach() if isinstance(weight, Tensor) else weight)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ConfigError(
+                f"weight {weight!r} of a micro-batch must be one number, e.g. its tokens"
+            ) from error
+        if not _LEAST_WEIGHT <= number < math.inf:
+            raise ConfigError(
+                f"weight {weight} of a micro-batch must be positive and finite; leave out the "
+                "backward() of one that does not count"
+            )
+        return number
+
     def add(self, weight: float | None, *, divided: bool) -> None:
         """Another micro-batch; all of a window carry a weight or none does.
 
@@ -54,11 +78,6 @@ class AccumulationWindow:
             raise ConfigError(
                 "micro-batches with and without a weight in one accumulation window; give "
                 "backward() a weight for all of them or for none"
-            )
-        if weight is not None and not weight > 0:
-            raise ConfigError(
-                f"weight {weight} of a micro-batch must be positive; leave out the backward() of "
-                "one that does not count"
             )
         self.skip()
         self._ran = True
