@@ -172,3 +172,31 @@ def test_pairs_of_formats_that_do_not_go_together_are_refused_by_name(dtype, acc
 def test_low_precision_accumulates_in_fp32_unless_asked(dtype):
     assert PrecisionSettings().accumulate_in(dtype) == torch.float32
     assert PrecisionSettings(accumulate_dtype=dtype).accumulate_in(dtype) == dtype
+
+
+def test_a_load_forgets_the_open_window_with_its_losses(tmp_path):
+    events = []
+
+    class Losses:  # without state, so without a key for it
+        def after_step(self, event):
+            events.append(event.loss)
+
+    engine = engine_over(nn.Linear(2, 2), hooks=[Losses()])
+    save_engine(engine, tmp_path, "t")
+    engine.backward(engine(torch.ones(1, 2)).sum() + 1000.0)
+    load_engine(engine, tmp_path).close()
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.step()
+    assert events[0].abs() < 100
+    assert engine.counters.micro_batches == 1
+
+
+def test_a_checkpoint_without_the_schedule_is_refused_before_anything_is_written(tmp_path):
+    first = engine_over(nn.Linear(2, 2))
+    first.schedule = None
+    save_engine(first, tmp_path, "t")
+    second = engine_over(nn.Linear(2, 2))
+    before = second.module.weight.detach().clone()
+    with pytest.raises(CheckpointError, match="load_lr_scheduler_states=False"):
+        load_engine(second, tmp_path)
+    assert torch.equal(second.module.weight, before)

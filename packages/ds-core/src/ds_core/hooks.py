@@ -78,8 +78,8 @@ class HookList:
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The state of every hook that has any, by key."""
-        states = {hook.key: getattr(hook, "state_dict", None) for hook in self.hooks}
-        return {key: state() for key, state in states.items() if state is not None}
+        found = [(hook, getattr(hook, "state_dict", None)) for hook in self.hooks]
+        return {hook.key: state() for hook, state in found if state is not None}
 
     def load_state_dict(self, states: dict[str, dict[str, Any]]) -> None:
         """Give each hook its saved state; hooks without one in `states` keep theirs."""

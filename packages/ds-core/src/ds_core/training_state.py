@@ -101,16 +101,18 @@ def load_engine(
     checkpoint = open_checkpoint(directory, tag, comm=engine.groups.world)
     try:
         state = checkpoint.state
+        if schedule:
+            _require_schedule(engine, state.get("schedule"))
         reader = ScopedReader(checkpoint.reader, engine.state_scope)
         engine.strategy.load(reader, state.get("strategy", {}), what=what)
-        if schedule:
-            _restore_schedule(engine, state.get("schedule"))
+        if schedule and engine.schedule is not None:
+            engine.schedule.load_state_dict(state["schedule"])
         if progress:
             engine.counters = Counters(**state["counters"])
             engine.hooks.load_state_dict(state.get("hooks", {}))
             rank = engine.groups.world.rank
             _restore_random(checkpoint.rank_state(rank), rank=rank)
-        engine.window.close()
+        engine.zero_grad()
     except BaseException:
         checkpoint.close()
         raise
@@ -177,15 +179,13 @@ def _schedule_state(schedule: Any) -> dict[str, Any]:
     return {key: value for key, value in schedule.state_dict().items() if not callable(value)}
 
 
-def _restore_schedule(engine: Engine, state: dict[str, Any] | None) -> None:
-    if engine.schedule is None:
-        return
-    if state is None:
+def _require_schedule(engine: Engine, state: dict[str, Any] | None) -> None:
+    """Raise before anything is loaded if the run has a schedule and the checkpoint none."""
+    if engine.schedule is not None and state is None:
         raise CheckpointError(
             "the checkpoint holds no learning-rate schedule but this run has one; load it with "
             "load_lr_scheduler_states=False"
         )
-    engine.schedule.load_state_dict(state)
 
 
 def _random_state() -> dict[str, Any]:
