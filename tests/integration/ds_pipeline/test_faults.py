@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ds_core.errors import CollectiveTimeout, RankMismatchError
-from ds_pipeline import LayerSpec, PipelineError, PipelineModule, links
+from ds_pipeline import LayerSpec, PipelineError, PipelineModule, ScheduleError, links
 from support.pipelines import (
     Case,
     assert_same,
@@ -214,6 +214,62 @@ def test_a_stage_of_another_replica_that_failed_is_named_too():
     ]
     for _, message in others:
         assert "The first to fail was stage 0 (rank 0): PipelineError: the data of" in message
+
+
+def fail_twice():
+    """An evaluation that no stage begins; then the first stage gets a list."""
+    engine = build(CASE)
+    data = list(batches(CASE, 0, 0))
+    for number in (-1, 0, 1.5):
+        with pytest.raises(ScheduleError, match=f"{number} micro-batches: there must be"):
+            engine.eval_batch(iter(data), num_micro_batches=number)
+    loss = engine.train_batch(iter(data)).item()
+    return loss, said(engine.train_batch, data if engine.is_first_stage() else iter(data))
+
+
+def test_a_failure_that_the_stages_got_over_is_not_taken_for_the_next_one():
+    (loss, first), *others = run_ranks(fail_twice, 3, timeout=20)
+    assert "stage 0 (rank 0) got a list where an iterator of micro-batches is expected" in first
+    for other, message in others:
+        assert other == loss
+        assert (
+            "The first to fail was stage 0 (rank 0): PipelineError: stage 0 (rank 0) got" in message
+        )
+
+
+def alone_with_data_that_end():
+    """Data of one replica end, which its program gets over; then those of the other."""
+    case = Case("gpt", 1, "1f1b", 2)
+    engine = build(case)
+    data = list(batches(case, 0, 0))
+    me = dist.get_rank()
+    first = said(engine.eval_batch, iter(data if me else data[:1]), False, False)
+    dist.barrier()
+    engine.eval_batch(iter(data), compute_loss=False)
+    dist.barrier()
+    second = said(engine.eval_batch, iter(data[:1] if me else data), False, False)
+    return first, second, engine._faults._first()
+
+
+def test_what_a_replica_got_over_is_forgotten():
+    (first, none, last), (nothing, second, _) = run_ranks(alone_with_data_that_end, 2, timeout=20)
+    assert none == nothing == "no error"
+    assert "stage 0 (rank 0) ended" in first
+    assert "stage 0 (rank 1) ended" in second
+    assert "stage 0 (rank 1): PipelineError" in last
+
+
+def drop_an_engine():
+    engine = build(CASE)
+    engine.train_batch(batches(CASE, 0, 0))
+    ends = [out._shared[1] for out in engine._links._out.values()]
+    del engine
+    gc.collect()
+    return [bell._write for bell in ends]
+
+
+def test_an_engine_that_nobody_destroyed_closes_its_lines_when_it_goes():
+    assert run_ranks(drop_an_engine, 3, timeout=20) == [[-1], [-1, -1], [-1]]
 
 
 def held_by_this_process():

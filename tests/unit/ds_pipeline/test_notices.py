@@ -52,6 +52,27 @@ def test_nobody_listens(ends):
         bell.ring((1, 2, 3, 4))
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_that_lets_go_ends_nothing(ends):
+    bell, ear = ends
+    child = os.fork()
+    if child == 0:
+        bell.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    bell.ring((1, 2, 3, 4))
+    assert ear.listen() == (1, 2, 3, 4)
+
+
+def test_patience_may_be_longer_than_the_system_can_wait():
+    bell = Bell()
+    ear = Ear(os.getpid(), bell.number, timedelta(days=365))
+    bell.ring((1, 2, 3, 4))
+    assert ear.listen() == (1, 2, 3, 4)
+    bell.close()
+    ear.close()
+
+
 def test_both_ends_give_their_file_descriptors_back():
     before = len(os.listdir("/proc/self/fd"))
     bell = Bell()

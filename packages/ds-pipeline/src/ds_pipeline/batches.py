@@ -47,6 +47,11 @@ class BatchSource:
                 f"{self._me} needs data: pass an iterator, or call set_dataiterator() or "
                 "set_dataloader() on the first and the last stage"
             )
+        if not callable(getattr(iterator, "__next__", None)):
+            raise PipelineError(
+                f"{self._me} got a {type(iterator).__name__} where an iterator of micro-batches is "
+                "expected: pass iter() of it, made once, or give it to set_dataloader()"
+            )
         try:
             batch = next(iterator)
         except StopIteration:

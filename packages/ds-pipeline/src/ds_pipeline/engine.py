@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -98,6 +100,9 @@ class PipelineEngine(StageEngine):
         self._faults = FaultBoard(me, groups.world.broadcast_object(token_hex(8), 0))
         self._pipe = self.grid.new_pipe_group() if self.num_stages > 1 else None
         self._links = Links(module, self._pipe_comm(), self._faults, self._pipe_device)
+        mine = self._pipe if is_gloo(self._pipe) else None
+        self._let_go = weakref.finalize(self, _let_go, self._links, mine, os.getpid())
+        self._let_go.atexit = False
         self._source = BatchSource(me)
         self._recorder = Recorder(self.stage_id) if settings.record else None
         self._pass = Pass(training=False)
@@ -159,7 +164,9 @@ class PipelineEngine(StageEngine):
             num_micro_batches: default: as many as in training.
         """
         self.require_open()
-        micro_batches = num_micro_batches or self.window.accumulation_steps
+        micro_batches = num_micro_batches
+        if micro_batches is None:
+            micro_batches = self.window.accumulation_steps
         self._pass = Pass(False, compute_loss, micro_batches)
         plans = _plans("inference", self.num_stages, micro_batches, self.module.chunks)
         was_training = self.training
@@ -217,6 +224,7 @@ class PipelineEngine(StageEngine):
     def _hang_up(self) -> None:
         """Close the lines to the other stages; those that wait for this one are told at once."""
         self._links.close()
+        self._let_go.detach()
         group, self._pipe = self._pipe, None
         release(group)
 
@@ -225,6 +233,7 @@ class PipelineEngine(StageEngine):
         self._source.begin(data_iter)
         try:
             self._links.begin(plans, self._pass.training)
+            self._faults.begin()
             steps = plans(self.stage_id)
             self._pass.split = frozenset(
                 (step.buffer_id, step.chunk) for step in steps if isinstance(step, BackwardWeight)
@@ -234,7 +243,7 @@ class PipelineEngine(StageEngine):
                     self._execute(step)
             self._links.drain()
         except BaseException as error:
-            first = self._faults.report(error)
+            first = self._faults.report(error) if self._links.under_way else None
             self._links.fail(error)
             if self._links.failure is not None and is_gloo(self._pipe):
                 self._hang_up()
@@ -287,6 +296,13 @@ def _plans(name: str, stages: int, micro_batches: int, chunks: int) -> Plans:
         return tuple(plan(name, stage, stages, micro_batches, chunks=chunks))
 
     return of
+
+
+def _let_go(links: Links, group: Any, process: int) -> None:
+    """What an engine holds beside memory goes with it, if nobody destroyed it."""
+    if os.getpid() == process:
+        links.close()
+        release(group)
 
 
 def _device_of(module: PipelineModule) -> torch.device:

@@ -27,6 +27,7 @@ class FaultBoard:
     def __init__(self, me: str, engine: str) -> None:
         self.me = me
         self._key = f"ds_pipeline/{engine}/first_fault"
+        self._reported = False
 
     def report(self, error: BaseException) -> str | None:
         """Say that this stage fails, unless another one has said so before; return what it said."""
@@ -36,10 +37,18 @@ class FaultBoard:
         try:
             if store.check([self._key]):
                 return str(store.get(self._key).decode())
+            self._reported = True
             store.set(self._key, f"{self.me}: {type(error).__name__}: {error}")
         except RuntimeError as lost:  # the store's host is gone too: nobody left to tell
             logger.warning("cannot tell the other stages about the failure: %s", lost)
         return None
+
+    def begin(self) -> None:
+        """Another pass begins: what this stage said of one that it got over is past."""
+        store = self._store()
+        if self._reported and store is not None:
+            self._reported = False
+            store.delete_key(self._key)
 
     def explain(self, doing: str, error: Exception) -> PipelineError:
         """What to raise when a neighbour does not answer."""

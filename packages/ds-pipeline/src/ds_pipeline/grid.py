@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -41,7 +42,7 @@ class PipelineParallelGrid:
                 f"torch.distributed has {self.world_size}"
             )
         self._groups: dict[tuple[int, ...], Group] = {}
-        weakref.finalize(self, _release_gloo, self._groups).atexit = False
+        weakref.finalize(self, _release_gloo, self._groups, os.getpid()).atexit = False
         coord = self._topology.get_coord(self.global_rank)
         self.stage_id: int = getattr(coord, "pipe", 0)
         self.data_parallel_id: int = getattr(coord, "data", 0)
@@ -198,7 +199,9 @@ def patience_of(group: Group) -> timedelta | None:
     return None
 
 
-def _release_gloo(groups: dict[tuple[int, ...], Group]) -> None:
+def _release_gloo(groups: dict[tuple[int, ...], Group], process: int) -> None:
+    if os.getpid() != process:  # a forked child has none of their threads, and would wait for them
+        return
     for group in groups.values():
         if is_gloo(group):
             release(group)

@@ -24,6 +24,10 @@ class Links:
 
     A place is a chunk of a stage, numbered along the model. Neighbouring places lie on
     neighbouring stages; from the last stage the model goes on in the next chunk of the first.
+
+    Attributes:
+        under_way: a pass has begun and has not ended well.
+        failure: why no other pass can begin.
     """
 
     def __init__(
@@ -35,7 +39,7 @@ class Links:
     ) -> None:
         self._stage, self._stages, self._chunks = module.stage_id, module.num_stages, module.chunks
         self._training = True
-        self._under_way = False
+        self.under_way = False
         self.failure: str | None = None
         stages = {(self._stage - 1) % self._stages, (self._stage + 1) % self._stages}
         if self._chunks == 1:
@@ -71,7 +75,7 @@ class Links:
         planned = {
             stage: list(self._sent(plans(self._stage), self._stage, stage)) for stage in self._out
         }
-        self._under_way = True
+        self.under_way = True
         for stage, line in self._in.items():
             line.expect(expected[stage])
         for stage, out in self._out.items():
@@ -117,11 +121,11 @@ class Links:
         """Wait until everything sent has left."""
         for line in self._out.values():
             line.drain()
-        self._under_way = False
+        self.under_way = False
 
     def fail(self, error: BaseException) -> None:
         """A pass ends early: messages that nobody took would be taken for those of the next."""
-        if self._under_way and self._in and self.failure is None:
+        if self.under_way and self._in and self.failure is None:
             self.failure = f"{type(error).__name__}: {error}"
 
     def close(self) -> None:

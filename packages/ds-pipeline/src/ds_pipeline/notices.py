@@ -21,6 +21,10 @@ GOODBYE: Words = (0, 0, 0, -1)
 """The last notice; a forked child may hold the pipe open after its end was closed here."""
 
 
+LONGEST = 2**31 - 1
+"""Milliseconds that poll(2) can wait, more than three weeks."""
+
+
 class Bell:
     """The sender's end.
 
@@ -30,6 +34,7 @@ class Bell:
 
     def __init__(self) -> None:
         self.number, self._write = os.pipe2(os.O_CLOEXEC)
+        self._process = os.getpid()
 
     def heard(self) -> None:
         """The other end is open: from now on nobody else reads."""
@@ -47,9 +52,10 @@ class Bell:
     def close(self) -> None:
         if self._write < 0:
             return
-        os.set_blocking(self._write, False)
-        with contextlib.suppress(OSError):  # nobody listens
-            self.ring(GOODBYE)
+        if self._process == os.getpid():  # a forked child speaks for nobody
+            os.set_blocking(self._write, False)
+            with contextlib.suppress(OSError):  # nobody listens
+                self.ring(GOODBYE)
         os.close(self._write)
         self._write = -1
         if self.number >= 0:
@@ -77,7 +83,9 @@ class Ear:
         Raises:
             OSError: none came in time, or the other end is gone.
         """
-        limit = None if self._patience is None else self._patience.total_seconds() * 1000
+        limit = None
+        if self._patience is not None:
+            limit = min(self._patience.total_seconds() * 1000, LONGEST)
         if not self._poll.poll(limit):
             raise TimeoutError(f"no notice within {self._patience}")
         found = os.read(self._fd, _FORMAT.size)  # written whole, so read whole

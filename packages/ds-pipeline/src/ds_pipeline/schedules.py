@@ -91,7 +91,7 @@ def lower(
 def _check(stage: int, stages: int, micro_batches: int, chunks: int) -> None:
     if not 0 <= stage < stages:
         raise ScheduleError(f"stage {stage} is not one of {stages}")
-    if micro_batches < 1:
-        raise ScheduleError(f"{micro_batches} micro-batches: there must be at least one")
+    if not isinstance(micro_batches, int) or micro_batches < 1:
+        raise ScheduleError(f"{micro_batches} micro-batches: there must be at least one, whole")
     if chunks < 1 or (chunks > 1 and stages == 1):
         raise ScheduleError(f"{chunks} chunks a stage need at least 2 stages, there are {stages}")
