@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import deepspeed
-from ds_core.errors import ConfigError, RankMismatchError
+from ds_core.errors import ConfigError, RankMismatchError, StateError
 from support.ranks import run_ranks
 
 ADAMW = {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}}
@@ -343,6 +343,18 @@ def test_twenty_engines_over_one_model_leave_it_as_it_was():
     assert not any(reference() for reference in references)
     assert all(not param._post_accumulate_grad_hooks for param in net.parameters())
     assert all(param.grad is None for param in net.parameters())
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_second_engine_over_a_sharded_model_is_refused_until_the_first_ends(stage):
+    net = make_net()
+    zero = {"zero_optimization": {"stage": stage}}
+    first, *_ = deepspeed.initialize(model=net, config={**CONFIG, **zero})
+    with pytest.raises(StateError, match=r"'0.weight' belongs to another engine.*destroy\(\)"):
+        deepspeed.initialize(model=net, config=CONFIG)
+    train(first, steps=1)
+    first.destroy()
+    assert train(deepspeed.initialize(model=net, config=CONFIG)[0], steps=1)
 
 
 def test_a_start_that_fails_leaves_no_hooks():

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from ds_core.errors import ConfigError
+from ds_core.errors import ConfigError, StateError
 
 
 def require_values(model: nn.Module) -> None:
@@ -31,3 +31,14 @@ def require_own_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> No
                     f"that is not in the model ({type(model).__name__}); give initialize() the "
                     "model these parameters belong to"
                 )
+
+
+def require_no_other_engine(model: nn.Module, groups: list[dict[str, Any]]) -> None:
+    """Raise `StateError` if another engine shards what is to be trained: it takes the gradients."""
+    trained = {param for group in groups for param in group["params"] if param.requires_grad}
+    for name, param in model.named_parameters():
+        if param in trained and param in getattr(param, "ds_access", ()):
+            raise StateError(
+                f"'{name}' belongs to another engine, at ZeRO stage 1, 2 or 3; call its destroy() "
+                "before initialize() is called again for the same model, or train a copy"
+            )

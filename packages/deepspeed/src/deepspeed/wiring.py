@@ -13,7 +13,7 @@ from torch import nn
 
 from deepspeed import registry
 from deepspeed.adapters.activation_checkpointing import configure
-from deepspeed.check_model import require_own_parameters, require_values
+from deepspeed.check_model import require_no_other_engine, require_own_parameters, require_values
 from deepspeed.comm.facade import TAPS
 from deepspeed.config import Config, load_config, resolve_source
 from deepspeed.config.batch import WorldSize
@@ -195,6 +195,7 @@ def build_engine(
     devices.set_device(device)
     trained, chosen = choose_optimizer(model, config, optimizer, model_parameters)
     require_own_parameters(model, trained)
+    require_no_other_engine(model, trained)
     parts = Parts(model, trained, chosen, groups, precision_settings(config), config, device)
     strategy = make_strategy(parts)
     schedule = make_schedule(config, strategy.optimizer, lr_scheduler, chosen is not None)
