@@ -134,6 +134,7 @@ class EngineCheckpoint:
                 "and engine.module can be edited inside zero.GatheredParameters"
             )
         self.require_open()
+        tag = None if tag is None else str(tag)
         self.wait_for_checkpoint()
         everything = not load_module_only
         what = LoadWhat(

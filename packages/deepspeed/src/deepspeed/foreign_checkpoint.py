@@ -21,10 +21,10 @@ def foreign_folder(directory: Path, tag: str | None) -> Path | None:
     """The folder of a checkpoint of the original (or a universal one), or None if it is ours."""
     if tag is None:
         for name in ("latest", "latest_universal"):
-            if (directory / name).exists():
-                tag = (directory / name).read_text().strip()
+            if (directory / name).is_file():
+                tag = (directory / name).read_text(errors="replace").strip()
                 break
-    if tag is None:
+    if not tag or not tag.isprintable():  # ours are refused with the reason where they are loaded
         return None
     folder = directory / tag
     if not any(folder.glob("*model_states.pt")) and not (folder / "zero").is_dir():
@@ -52,7 +52,7 @@ def load_foreign(
         counters.steps = found.counters.get("global_steps", counters.steps)
         counters.samples = found.counters.get("global_samples", counters.samples)
         counters.skipped = found.counters.get("skipped_steps", counters.skipped)
-    engine.window.close()
+    engine.zero_grad()
     return found.client_state
 
 

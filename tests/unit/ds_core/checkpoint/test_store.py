@@ -190,6 +190,22 @@ def test_states_and_rank_states_come_back(tmp_path, as_ranks):
         assert checkpoint.rank_state(1, world_size=2)["rank"] == 1
 
 
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [(b"", "is damaged .*is empty"), (b"../../up", "is damaged"), (b"\xff", "cannot be read")],
+)
+def test_a_damaged_latest_is_named_with_the_checkpoints_beside_it(tmp_path, content, fault):
+    save(tmp_path, "a", shards=[])
+    (tmp_path / "latest").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"latest {fault}.*pass a tag .*there: a\)"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_client_state_that_is_no_dict_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="client_state is of type list; give a dict"):
+        save(tmp_path, "a", shards=[], client_state=[1])
+
+
 def test_latest_names_the_last_save_unless_told_otherwise(tmp_path):
     for i, latest in enumerate([True, True, False]):
         save(tmp_path, f"step{i}", shards=[], state={"i": i}, save_latest=latest)

@@ -123,14 +123,17 @@ def write_latest(root: Path, tag: str) -> None:
 
 def read_latest(root: Path) -> str:
     """The tag named in `latest`."""
+    path = root / LATEST
     try:
-        tag = (root / LATEST).read_text().strip()
+        return check_tag(path.read_text().strip())
     except FileNotFoundError:
-        found = ", ".join(tags(root)) or "none"
-        raise CheckpointError(
-            f"{root / LATEST} is missing: pass a tag (checkpoints there: {found})"
-        ) from None
-    return check_tag(tag)
+        fault = "is missing"
+    except (OSError, UnicodeDecodeError) as error:
+        fault = f"cannot be read ({error})"
+    except ConfigError as error:
+        fault = f"is damaged ({error})"
+    found = ", ".join(tags(root)) or "none"
+    raise CheckpointError(f"{path} {fault}: pass a tag (checkpoints there: {found})")
 
 
 def tags(root: str | os.PathLike[str]) -> list[str]:

@@ -106,6 +106,10 @@ class Documents:
         given = {"state": state, "client_state": client_state, "rank_state": rank_state}
         try:
             for stem, value in given.items():
+                if value is not None and not isinstance(value, Mapping):
+                    raise ConfigError(
+                        f"{stem} is of type {type(value).__name__}; give a dict of the values"
+                    )
                 encoder = Encoder(copy=copy)
                 content = encoder.encode(None if value is None else dict(value), stem)
                 made.encoded[stem] = (encoder, content)
