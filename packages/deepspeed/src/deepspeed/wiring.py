@@ -13,7 +13,12 @@ from torch import nn
 
 from deepspeed import registry
 from deepspeed.adapters.activation_checkpointing import configure
-from deepspeed.check_model import require_no_other_engine, require_own_parameters, require_values
+from deepspeed.check_model import (
+    give_own_memory,
+    require_no_other_engine,
+    require_own_parameters,
+    require_values,
+)
 from deepspeed.comm.facade import TAPS
 from deepspeed.config import Config, load_config, resolve_source
 from deepspeed.config.batch import WorldSize
@@ -189,6 +194,7 @@ def build_engine(
 ) -> DeepSpeedEngine:
     """An engine of the resolved configuration; collective over all ranks."""
     require_values(model)
+    give_own_memory(model)
     require_agreement(groups.data, "the model", model_facts(model))
     require_agreement(groups.data, "the configuration", _config_facts(config))
     device = devices.local_device(local_rank()) if device_type() != "cpu" else torch.device("cpu")

@@ -144,6 +144,8 @@ class Communicator:
         self, tensor: Tensor, src: int, *, label: str = "", async_op: bool = False
     ) -> Pending:
         """Copy rank `src`'s `tensor` to all, in place."""
+        if tensor.is_floating_point() and tensor.element_size() == 1:
+            tensor = tensor.view(torch.uint8)  # gloo knows no floats of 8 bits
         return self.run(
             "broadcast",
             lambda: dist.broadcast(tensor, self.global_rank(src), group=self.group, async_op=True),

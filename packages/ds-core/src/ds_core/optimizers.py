@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ def parameter_groups(params: Iterable[Any]) -> Groups:
         for number, entry in enumerate(given):
             if "params" not in entry:
                 raise ConfigError(f"parameter group {number} has no 'params', only {list(entry)}")
+            _require_rate(number, entry)
         groups = [{**entry, "params": _listed(entry["params"])} for entry in given]
     else:
         groups = [{"params": _listed(given)}]
@@ -48,6 +50,16 @@ def parameter_groups(params: Iterable[Any]) -> Groups:
                 )
             seen.add(param)
     return groups
+
+
+def _require_rate(number: int, group: Mapping[str, Any]) -> None:
+    rate = group.get("lr", 0.0)
+    number = isinstance(rate, Real | torch.Tensor) and not isinstance(rate, bool)
+    if not number or not float(rate) >= 0:
+        raise ConfigError(
+            f"lr of parameter group {number} is {rate!r}: give a number of at least 0, or leave it "
+            "out for that of the optimizer"
+        )
 
 
 def _listed(params: Any) -> list[Any]:

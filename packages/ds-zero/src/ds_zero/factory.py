@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from ds_zero.params import shard_of
 from ds_zero.sections import OffloadOptimizerSection, ZeroSection
 from ds_zero.sharded import Sharded, ShardedSettings
 from ds_zero.strategy import Offload, Setup
+from ds_zero.units import trained
 
 MakeStore = Callable[[Path], TensorStore]
 """Makes a store in a private folder below the given one."""
@@ -40,9 +42,26 @@ def make(
         device: where it computes.
         make_store: for what the section wants on nvme.
     """
+    _require_apart(setup)
     if section.stage == 3 or any(shard_of(param) for param in setup.module.parameters()):
         return _fully_sharded(section, setup, device, make_store)
     return _sharded(section, setup, device, make_store)
+
+
+def _require_apart(setup: Setup) -> None:
+    """Raise if two trained parameters lie in the same memory: each is given its own."""
+    wanted = trained(setup.param_groups)
+    places = sorted(
+        (str(param.device), param.data_ptr(), param.data_ptr() + param.nbytes, name)
+        for name, param in setup.module.named_parameters()
+        if param in wanted and param.numel() and param.is_contiguous()
+    )
+    for (device, _, end, first), (other, begin, _, second) in pairwise(places):
+        if device == other and begin < end:
+            raise ConfigError(
+                f"'{first}' and '{second}' are two parameters in the same memory, which ZeRO would "
+                "part: give both modules one parameter object (a.weight = b.weight), or copies"
+            )
 
 
 def _offload(section: ZeroSection, make_store: MakeStore | None) -> Offload:
