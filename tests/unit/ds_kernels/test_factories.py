@@ -59,6 +59,8 @@ def test_adam_decays_decoupled_unless_told_otherwise(kind: str, options, wanted:
     optimizer = make(kind, options)
     assert is_decoupled(optimizer.param_groups[0]) is wanted
     assert type(optimizer).__module__.startswith("torch") is options.get("torch_adam", False)
+    usual = 0.01 if type(optimizer) is torch.optim.AdamW else 0.0  # torch's own, asked for by name
+    assert optimizer.param_groups[0]["weight_decay"] == usual
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ def _torch_adam(kind: str, params: Params, options: Options) -> torch.optim.Opti
     make = torch.optim.AdamW if decoupled else torch.optim.Adam
     passed = _only((*_ADAM, *_TORCH_ADAM), options)
     passed.pop("bias_correction", None)
-    passed.setdefault("weight_decay", 0.0)
     return make(params, **passed)
 
 
