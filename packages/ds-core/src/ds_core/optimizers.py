@@ -54,8 +54,8 @@ def parameter_groups(params: Iterable[Any]) -> Groups:
 
 def _require_rate(number: int, group: Mapping[str, Any]) -> None:
     rate = group.get("lr", 0.0)
-    number = isinstance(rate, Real | torch.Tensor) and not isinstance(rate, bool)
-    if not number or not float(rate) >= 0:
+    is_number = isinstance(rate, Real | torch.Tensor) and not isinstance(rate, bool)
+    if not is_number or not float(rate) >= 0:
         raise ConfigError(
             f"lr of parameter group {number} is {rate!r}: give a number of at least 0, or leave it "
             "out for that of the optimizer"
