@@ -198,7 +198,7 @@ def test_one_port_given_to_two_jobs_is_refused_to_the_second(tmp_path):
 
 DEATHS = {
     "sys.exit(3)": (3, "rank 1 exited with code 3"),
-    "raise ValueError('boom')": (1, "  | ValueError: boom"),
+    "raise ValueError('boom')": (1, "rank 1 exited with code 1: ValueError: boom"),
     "os.kill(os.getpid(), 9)": (137, "rank 1 was killed by SIGKILL"),
 }
 
@@ -219,8 +219,8 @@ def test_a_dead_rank_takes_all_descendants_with_it(tmp_path, death):
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
-    assert "  | last words" in err
-    assert words in "\n".join(err.splitlines()[-3:])
+    assert words in err.splitlines()[-1]
+    assert ("  | last words" in err) != ("boom" in words)  # not said again after its traceback
 
 
 def test_a_rank_that_ignores_sigterm_is_ended_too(tmp_path):
@@ -337,3 +337,33 @@ def test_a_program_that_is_not_there_is_named(tmp_path):
     )
     assert done.returncode == 127
     assert "cannot start rank 0: /no/such/program: No such file" in done.stderr
+
+
+def test_a_failure_that_stands_on_the_terminal_is_not_said_again(tmp_path):
+    done = run(tmp_path, "def f(): raise ValueError('boom')\nf()", "--num_gpus", "1")
+    assert done.stderr.count("boom") == 3  # the source line, the exception, the verdict
+    assert done.stderr.endswith("deepspeed: rank 0 exited with code 1: ValueError: boom\n")
+
+
+def test_a_failure_that_other_output_has_pushed_away_is_said_again(tmp_path):
+    code = """import os, pathlib, signal, sys, time
+deaf = pathlib.Path(os.environ["OUT"], "deaf")
+if os.environ["RANK"] == "0":
+    while not deaf.exists(): time.sleep(0.02)
+    raise ValueError("boom")
+signal.signal(15, lambda *_: [print("noise", line, file=sys.stderr) for line in range(60)])
+deaf.touch()
+time.sleep(600)
+"""
+    err = run(tmp_path, code, "--num_gpus=2").stderr
+    assert "  | ValueError: boom" in err
+    assert err.endswith("deepspeed: rank 0 exited with code 1: ValueError: boom\n")
+
+
+def test_a_script_that_is_not_there_is_named_before_ranks_start(tmp_path):
+    argv = command(tmp_path, TELL, "--num_gpus=2")
+    argv[-1] = str(tmp_path / "scirpt.py")
+    done = subprocess.run(argv, env=ENVIRON, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"scirpt.py: no such script, did you mean '{tmp_path}/script.py'?" in done.stderr
+    assert "Errno 2" not in done.stderr

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from deepspeed.launcher import tree
-from deepspeed.launcher.output import Sink, Source, Tail
+from deepspeed.launcher.output import Sink, Source, Tail, last_word, without_prefix
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -30,7 +30,7 @@ _IDLE = 0.1  # seconds after which an unfinished line is shown
 _LAST_LINES = "Its last lines:"
 _REFUSAL = re.compile(r"unrecognized arguments?: .*--local[_-]rank")
 _REFUSED_ARGUMENT = (
-    "deepspeed: the launcher adds --local_rank=N to the arguments of a script; let yours accept "
+    "the launcher adds --local_rank=N to the arguments of a script; let yours accept "
     "it, or start it with --no_local_rank"
 )
 _AFTER_DEATH = 3.0  # seconds between SIGTERM and SIGKILL once a rank has died
@@ -258,14 +258,18 @@ class Keeper:
         code = first.code or 0
         tail = Tail.of_file(Path(first.command.log)) if first.command.log else first.tail
         words = _own_words(tail)
-        seconds = time.monotonic() - self._started
-        _say(
-            f"{first.command.label} (pid {first.process.pid}) {first.words} after"
-            f" {seconds:.1f} s" + self._fate_of_the_others() + f". {_LAST_LINES}",
-            *(f"  | {line}" for line in words or ["(it wrote nothing)"]),
-            *([_REFUSED_ARGUMENT] if any(map(_REFUSAL.search, words)) else []),
-            f"deepspeed: {first.command.label} {first.words}",
-        )
+        why = last_word(words)
+        if not self._err.tail.ends_with(why):
+            seconds = time.monotonic() - self._started
+            _say(
+                f"{first.command.label} (pid {first.process.pid}) {first.words} after"
+                f" {seconds:.1f} s" + self._fate_of_the_others() + f". {_LAST_LINES}",
+                *(f"  | {line}" for line in words or ["(it wrote nothing)"]),
+            )
+        if any(map(_REFUSAL.search, words)):
+            _say(_REFUSED_ARGUMENT)
+        between = "; its last line: " if code < 0 else ": "
+        _say(f"{first.command.label} {first.words}" + (between + without_prefix(why)) * bool(why))
         return 128 - code if code < 0 else code
 
     def _fate_of_the_others(self) -> str:

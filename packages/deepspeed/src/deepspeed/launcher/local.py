@@ -22,6 +22,7 @@ from deepspeed.launcher.devices import LocalDevices, find_devices
 from deepspeed.launcher.errors import LaunchError
 from deepspeed.launcher.hosts import Slots
 from deepspeed.launcher.keeper import Command, run_commands
+from deepspeed.launcher.options import nearest
 from deepspeed.launcher.ports import PortClaim
 
 
@@ -34,6 +35,17 @@ class Program:
     module: bool = False
     no_python: bool = False
     no_local_rank: bool = False
+
+    def refuse_missing(self) -> None:
+        """Raise `LaunchError` if python would not find the script on this machine."""
+        path = Path(self.script)
+        if self.module or self.no_python or self.script == "-":
+            return
+        if not path.exists():
+            near = nearest(str(path), list(map(str, path.parent.glob("*.py"))))
+            raise LaunchError(f"{self.script}: no such script{near} (looked in {Path.cwd()})")
+        if path.is_dir() and not (path / "__main__.py").exists():
+            raise LaunchError(f"{self.script}: a folder without __main__.py is no script")
 
     def argv(self, local_rank: int | None = None) -> list[str]:
         """The command line; `--local_rank` is left out where it is not known."""
@@ -75,7 +87,8 @@ class NodeJob:
 
 
 def rank_commands(job: NodeJob, devices: LocalDevices) -> list[Command]:
-    """One command a rank of this machine."""
+    """One command a rank of this machine; a script that is not there is refused."""
+    job.program.refuse_missing()
     count = len(job.slots)
     shared = devices.visible(job.slots) | {
         "MASTER_ADDR": job.master_addr,

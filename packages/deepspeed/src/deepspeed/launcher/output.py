@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import select
+from collections.abc import Sequence
 from pathlib import Path
 
 _READ = 65536
@@ -11,6 +13,9 @@ _WRITE = 4096  # poll promises that a pipe takes this much without blocking
 _HELD = 1 << 20
 _TAIL = 16384
 _LINES = 30
+_LONGEST = 300
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before an uncaught exception
+_SEEN = 40  # lines that whoever looks at the terminal has before his eyes
 
 
 class Sink:
@@ -19,6 +24,7 @@ class Sink:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.broken = False
+        self.tail = Tail()
         self._pending = bytearray()
 
     @property
@@ -35,6 +41,7 @@ class Sink:
         """Queue `data`; dropped once the reader has gone."""
         if not self.broken:
             self._pending += data
+            self.tail.add(data)
 
     def ready(self, seconds: float) -> bool:
         """Whether the reader takes bytes within `seconds`."""
@@ -54,7 +61,7 @@ class Sink:
 
 
 class Tail:
-    """The last bytes that a rank wrote."""
+    """The last bytes that a rank, or all of them, wrote."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -65,13 +72,17 @@ class Tail:
         if len(self._bytes) > 2 * _TAIL:
             del self._bytes[:-_TAIL]
 
-    def lines(self) -> list[str]:
-        """The last lines; of a progress bar only its last state."""
+    def lines(self, count: int = _LINES) -> list[str]:
+        """The last `count` lines; of a progress bar only its last state."""
         lines = self._bytes.decode(errors="replace").replace("\r\n", "\n").split("\n")
         shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines]
         while shown and not shown[-1]:
             shown.pop()
-        return shown[-_LINES:]
+        return shown[-count:]
+
+    def ends_with(self, line: str) -> bool:
+        """Whether `line` is among the lines that a reader still sees."""
+        return line in self.lines(_SEEN)
 
     @classmethod
     def of_file(cls, path: Path) -> Tail:
@@ -122,3 +133,19 @@ class Source:
         while self.read_some():
             pass
         self.flush()
+
+
+def last_word(lines: Sequence[str]) -> str:
+    """The line that says why a program ended: its exception's if there is one, else the last."""
+    plain = [_RANK_PREFIX.sub("", line) for line in lines]
+    starts = [place for place, line in enumerate(plain) if line.startswith("Traceback (most")]
+    for place in range(starts[-1] + 1 if starts else len(plain), len(plain)):
+        if plain[place] and not plain[place].startswith(" "):
+            return lines[place]
+    return lines[-1] if lines else ""
+
+
+def without_prefix(line: str) -> str:
+    """A line without `deepspeed: ` or torch's `[rank0]: ` before it, cut where it is very long."""
+    bare = _RANK_PREFIX.sub("", line).removeprefix("deepspeed: ")
+    return bare if len(bare) <= _LONGEST else f"{bare[:_LONGEST]}..."

@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from deepspeed import environment
 from deepspeed.launcher import cores
+from deepspeed.launcher.errors import LaunchError
 from deepspeed.launcher.local import Program
 
 
@@ -54,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = Program(
         given.script, tuple(given.arguments), given.module, given.no_python, given.no_local_rank
     )
+    try:
+        program.refuse_missing()
+    except LaunchError as error:
+        sys.stderr.write(f"deepspeed: {error}\n")
+        return 2
     counts = [int(count) for count in given.ranks.split(",")]
     if sum(counts) != place.world_size:
         sys.stderr.write(
