@@ -8,7 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_data import BatchRules, LoaderOptions, RuleError, VariableBatchLoader
+from ds_data import (
+    BatchRules,
+    LoaderOptions,
+    RuleError,
+    VariableBatchLoader,
+    get_dataloader_and_lr_scheduler_for_variable_batch_size,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 LENGTHS = np.random.default_rng(0).integers(1, 20, 200)
@@ -231,3 +237,28 @@ def test_tokens_are_told_only_of_what_was_handed_out():
         assert loader.token_count() == LENGTHS[batch].sum()
     with pytest.raises(RuleError, match="no micro-batch of this epoch"):
         loader.token_count()
+
+
+@pytest.mark.parametrize(("rank", "told"), [(0, 1), (1, 0)])
+def test_too_long_samples_are_told_once_on_the_first_rank(caplog, rank, told):
+    loader = make(rank=rank, world_size=2, max_length=15)
+    epochs = [list(loader), list(loader)]
+    assert len(epochs) == 2
+    message = f"{(LENGTHS > 15).sum()} of 200 samples are longer than the limit of 15 and left out"
+    assert [message in record.getMessage() for record in caplog.records] == [True] * told
+
+
+def test_a_resumed_loader_tells_of_the_whole_epoch(caplog):
+    stopped = make(max_length=15)
+    take(stopped, 4)
+    caplog.clear()
+    resumed = make(max_length=15, micro_batches=2)
+    resumed.load_state_dict(stopped.state_dict())
+    list(resumed)
+    assert caplog.messages[0].startswith(f"{(LENGTHS > 15).sum()} of 200 samples")
+    assert len(caplog.messages) == 1
+
+
+def test_loaders_of_the_old_signature_tell_of_too_long_samples_once(caplog):
+    get_dataloader_and_lr_scheduler_for_variable_batch_size(range(200), LENGTHS, 15, 4)
+    assert sum("long" in message for message in caplog.messages) == 1

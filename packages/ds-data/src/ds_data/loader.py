@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -13,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from ds_data.errors import RuleError
 from ds_data.packing import BatchPlan, BatchRules, Ints, as_lengths, plan_batches
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,8 @@ class VariableBatchLoader:
 
     Micro-batch `m` of a batch goes to rank `m % world_size`, so the plan does not depend on the
     number of ranks, and a run may resume with another one. `state_dict` counts what was handed
-    out, not what workers have fetched ahead.
+    out, not what workers have fetched ahead. Samples that are too long are the same in every
+    epoch: rank 0 warns of them once, with the first plan.
 
     Args:
         dataset: map-style; `dataset[i]` is one sample.
@@ -76,6 +80,7 @@ class VariableBatchLoader:
         self._resumed = False
         self._segments: list[tuple[int, int]] = [(micro_batches, 0)]
         self._plan: BatchPlan | None = None
+        self._told = rank != 0
 
     @property
     def accumulation_steps(self) -> int:
@@ -99,13 +104,29 @@ class VariableBatchLoader:
         return self._plan
 
     def _make(self, micro_batches: int, ids: Any, segment: int) -> BatchPlan:
-        return plan_batches(
+        plan = plan_batches(
             self._lengths,
             self._rules,
             micro_batches=micro_batches,
             ids=ids,
             epoch=(self._epoch, segment) if segment else self._epoch,
         )
+        if not self._told:
+            self._tell_too_long(plan)
+        return plan
+
+    def _tell_too_long(self, plan: BatchPlan) -> None:
+        self._told = True
+        over = plan.skipped.too_long
+        if len(over):
+            log.warning(
+                "%d of %d samples are longer than the limit of %d and left out (first: %s): raise "
+                "max_tokens or max_length, split them, or have BatchRules(too_long='error') raise",
+                len(over),
+                len(plan.ids) + len(plan.skipped),
+                self._rules.limit,
+                over[:8].tolist(),
+            )
 
     def batch_sizes(self) -> Sequence[int]:
         """Samples of each effective batch of this epoch (for `VariableBatchLR`)."""

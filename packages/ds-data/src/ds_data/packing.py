@@ -82,6 +82,11 @@ class BatchRules:
             raise RuleError(f"too_long is {self.too_long!r}: expected 'skip' or 'error'")
 
     @property
+    def limit(self) -> int:
+        """The longest sample that a micro-batch may hold."""
+        return min(self.max_tokens, self.max_length or self.max_tokens)
+
+    @property
     def equal_sizes(self) -> bool:
         return self.same_size or (self.same_length and self.count == "padded")
 
@@ -208,7 +213,7 @@ def as_lengths(lengths: Ints | Sequence[int]) -> Ints:
 
 
 def _within_length(chosen: Ints, mine: Ints, rules: BatchRules) -> tuple[Ints, Ints]:
-    limit = min(rules.max_tokens, rules.max_length or rules.max_tokens)
+    limit = rules.limit
     if not len(mine) or int(mine.max()) <= limit:
         return chosen, chosen[:0]
     over = mine > limit

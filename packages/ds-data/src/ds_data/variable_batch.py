@@ -51,6 +51,7 @@ def batch_by_seqlens(
         seed=seed or 0,
     )
     plan = plan_batches(seqlens, rules, micro_batches=effective_batch_size, ids=sequence_ids_per_mb)
+    _warn(plan.skipped.too_long, "longer than the limit")
     report(plan, verbose=verbose)
     micro_batches = [
         (index // effective_batch_size, plan.micro_batch(index))
@@ -60,14 +61,9 @@ def batch_by_seqlens(
 
 
 def report(plan: BatchPlan, *, verbose: bool) -> None:
-    """Log what a plan leaves out and, if `verbose`, how well its batches are filled."""
-    for rule, ids in (
-        ("longer than the limit", plan.skipped.too_long),
-        ("in micro-batches below min_batch_size", plan.skipped.too_few),
-        ("in the incomplete last batch", plan.skipped.last),
-    ):
-        if len(ids):
-            log.warning("%d samples left out: %s (first: %s)", len(ids), rule, ids[:8].tolist())
+    """Log what batching leaves out (too long samples apart) and, if `verbose`, how full it is."""
+    _warn(plan.skipped.too_few, "in micro-batches below min_batch_size")
+    _warn(plan.skipped.last, "in the incomplete last batch")
     if verbose:
         log.info(
             "%d batches of %d micro-batches, %d samples, %.1f %% of padded tokens are real",
@@ -76,6 +72,11 @@ def report(plan: BatchPlan, *, verbose: bool) -> None:
             len(plan.ids),
             100 * plan.useful_share(),
         )
+
+
+def _warn(ids: Ints, rule: str) -> None:
+    if len(ids):
+        log.warning("%d samples left out: %s (first: %s)", len(ids), rule, ids[:8].tolist())
 
 
 def variable_batches(
@@ -177,7 +178,9 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size(
         ),
     }
     loader = VariableBatchLoader(dataset, dataset_seqlens, rules, **settings)
-    report(loader.plan, verbose=verbose)
+    plan = loader.plan  # made now: what it refuses, it refuses here
+    if dataloader_rank == 0:
+        report(plan, verbose=verbose)
     rate = None
     if lr_scheduler_or_optimizer is not None:
         rate = VariableBatchLR(
