@@ -244,7 +244,9 @@ class EngineCheckpoint:
     def _agreed_tag(self, tag: str) -> str:
         """Rank 0's tag, if the configuration lets ranks differ."""
         rule = self.configuration.section("checkpoint").tag_validation
-        tags = self.groups.world.all_gather_object(tag)
+        tags = self.groups.world.all_gather_object(
+            tag, label="save_checkpoint: every rank must call it"
+        )
         if len(set(tags)) == 1:
             return tag
         held = ", ".join(f"rank {rank}: {other!r}" for rank, other in enumerate(tags))
@@ -286,6 +288,7 @@ def _tensor_writer(writer: Any) -> Callable[[Path, Mapping[str, Tensor]], object
         from ds_aio import save
     except ImportError as error:
         raise ConfigError(
-            "checkpoint.writer.type: 'fast' needs ds-aio: pip install ds-aio"
+            "checkpoint.writer.type: 'fast' needs ds-aio: pip install ds-aio (from a clone:"
+            " packages/ds-aio)"
         ) from error
     return lambda path, tensors: save(path, tensors)

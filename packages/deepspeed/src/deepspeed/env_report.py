@@ -98,7 +98,9 @@ def package_rows() -> list[Row]:
     rows.append(("torch", _version("torch"), f"{where}, built for {built_for()}"))
     for name in PACKAGES:
         version = _version(name)
-        rows.append((name, version, f"pip install {name}" if version == "no" else ""))
+        rows.append(
+            (name, version, f"from a clone: pip install packages/{name}" if version == "no" else "")
+        )
     rows += [(name, _version(name), "") for name in _OPTIONAL]
     return rows
 

@@ -30,7 +30,10 @@ def foreign_folder(directory: Path, tag: str | None) -> Path | None:
     if not any(folder.glob("*model_states.pt")) and not (folder / "zero").is_dir():
         return None
     if find_spec("ds_zero") is None:
-        raise ConfigError(f"{folder} was written by the original: pip install ds-zero to read it")
+        raise ConfigError(
+            f"{folder} was written by the original: pip install ds-zero to read it (from a clone:"
+            " packages/ds-zero)"
+        )
     return folder
 
 

@@ -61,7 +61,7 @@ def _of_torch(key: str, name: str, options: Mapping[str, Any]) -> MakeOptimizer:
     if cleaned.pop("bias_correction", True) is False:
         raise ConfigError(
             f"optimizer.params.bias_correction: false is not something torch.optim.{cls.__name__} "
-            "can do; pip install ds-kernels"
+            "can do; pip install ds-kernels (from a clone: packages/ds-kernels)"
         )
     if cls is torch.optim.AdamW and not options.get("torch_adam"):
         cleaned.setdefault("weight_decay", 0.0)  # as in the reference; torch's own is 0.01

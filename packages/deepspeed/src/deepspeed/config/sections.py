@@ -115,8 +115,13 @@ def why_unserved(name: str) -> str:
     """The message for a section that nothing installed serves."""
     if name in PROVIDERS:
         package = PROVIDERS[name]
-        return f"nothing installed serves this section; pip install {package}"
+        return f"nothing installed serves this section; {how_to_install(package)}"
     return f"no package of this release serves this section; {UNSERVED[name]}"
+
+
+def how_to_install(package: str) -> str:
+    """The command for one of our packages, which no index has yet."""
+    return f"pip install {package} (from a clone: packages/{package})"
 
 
 def known_names(installed: Mapping[str, type]) -> list[str]:

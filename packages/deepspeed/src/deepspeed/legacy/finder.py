@@ -64,7 +64,9 @@ def resolve(target: str, where: str) -> Any:
         missing = (error.name or "").partition(".")[0]
         if missing.startswith("ds_"):
             package = missing.replace("_", "-")
-            return refusal(where, f"needs {package}: pip install {package}")
+            return refusal(
+                where, f"needs {package}: pip install {package} (from a clone: packages/{package})"
+            )
         raise
     for part in attribute.split(".") if attribute else ():
         found = getattr(found, part)
