@@ -202,16 +202,17 @@ private:
             std::lock_guard<std::mutex> lock(job.file->length_mutex());
             const uint64_t size = file.size();
             if (job.end() <= size) return;
-            for (const Range& range : job.ranges())
-                if (range.length && range.offset + range.length > size) reserve(file, range, size);
             job.length_before = size;
             job.lengthened = true;
+            // From behind: where room cannot be reserved, the last byte gives the length at once.
+            for (auto range = job.ranges().rbegin(); range != job.ranges().rend(); ++range)
+                if (range->length && range->offset + range->length > size) reserve(file, *range);
         } catch (const SystemError& error) {
             job.refuse(error.number, job.offset());
         }
     }
 
-    static void reserve(const File& file, const Range& range, uint64_t size) {
+    static void reserve(const File& file, const Range& range) {
         int answer;
         do
             answer = ::fallocate(file.plain(), 0, static_cast<off_t>(range.offset),
@@ -219,11 +220,9 @@ private:
         while (answer != 0 && errno == EINTR);
         if (answer == 0) return;
         const int number = errno;
-        if (number != EOPNOTSUPP && number != ENOSYS && number != EINVAL) {
-            file.truncate(size);
-            throw SystemError{number};
-        }
-        if (file.size() < range.offset + range.length) file.truncate(range.offset + range.length);
+        if (number != EOPNOTSUPP && number != ENOSYS && number != EINVAL) throw SystemError{number};
+        // Not by ftruncate: another process may make the file longer at this very moment.
+        if (file.size() < range.offset + range.length) file.touch(range.offset + range.length - 1);
     }
 
     static constexpr uint64_t kBatchBytes = 256u << 10;

@@ -114,6 +114,12 @@ public:
         while (::ftruncate(plain_.get(), static_cast<off_t>(length)) != 0)
             if (errno != EINTR) throw_errno();
     }
+    // Writes a zero at `offset`, which never makes the file shorter.
+    void touch(uint64_t offset) const {
+        const char zero = 0;
+        while (::pwrite(plain_.get(), &zero, 1, static_cast<off_t>(offset)) != 1)
+            if (errno != EINTR) throw_errno();
+    }
     // Lets go of the descriptors early. Only when no transfer uses them.
     void close() {
         plain_.reset();

@@ -192,9 +192,10 @@ private:
         uint64_t first = ranges_.front().offset;
         for (const Range& range : ranges_) first = std::min(first, range.offset);
         std::lock_guard<std::mutex> lock(file->length_mutex());
+        const uint64_t kept = std::min(std::max({length_before, first, kept_end()}), end());
         try {
-            if (file->size() == end())
-                file->truncate(std::min(std::max({length_before, first, kept_end()}), end()));
+            const uint64_t size = file->size();
+            if (kept < size && size <= end()) file->truncate(kept);  // else others made it longer
         } catch (const SystemError&) {
             // The write's own error is the one to report.
         }
