@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 import ds_aio
-from ds_aio import AioError, FileStore, TransferError, UnfitBuffer, aio_handle
+from ds_aio import AioError, FileStore, TransferError, UnfitBuffer, aio_handle, aside
 
 
 class Elsewhere(Tensor):
@@ -69,6 +70,8 @@ def test_a_tensor_may_be_given_other_memory_while_a_write_is_under_way(
 
 def test_a_null_character_does_not_cut_a_name_short(tmp_path: Path) -> None:
     with pytest.raises(AioError, match="null character"):
+        ds_aio.save(f"{tmp_path}/name\0more", {"a": torch.ones(1)})
+    with pytest.raises(AioError, match="null character"):
         aio_handle().sync_pwrite(torch.ones(1), f"{tmp_path}/name\0more")
     assert not list(tmp_path.iterdir())
 
@@ -98,6 +101,66 @@ def test_save_replaces_no_pipe_and_no_folder(tmp_path: Path) -> None:
         with pytest.raises(TransferError, match=f"save of .*{name}"):
             ds_aio.save(tmp_path / name, {"a": torch.ones(3)})
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (1, "tensor 'a' is a int: only tensors are stored"),
+        ({"b": torch.ones(1)}, "tensor 'a' is a dict: only tensors are stored"),
+        (torch.ones(3).to_sparse(), "tensor 'a' is of layout torch.sparse_coo"),
+        (torch.ones(3, device="meta"), "tensor 'a' is on the meta device"),
+    ],
+)
+def test_save_names_what_it_cannot_store(tmp_path: Path, tensor: object, message: str) -> None:
+    with pytest.raises(AioError, match=message):
+        ds_aio.save(tmp_path / "file", {"a": tensor})  # type: ignore[dict-item]
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_text_is_no_list_of_names(tmp_path: Path) -> None:
+    ds_aio.save(tmp_path / "file", {"a": torch.ones(3), "b": torch.ones(3)})
+    with pytest.raises(AioError, match="names='ab' is one text: give a list of names"):
+        ds_aio.load(tmp_path / "file", names="ab")
+
+
+@pytest.mark.parametrize("offset", [1.5, "1", 1 << 63, 1 << 70])
+def test_an_offset_that_no_file_has_is_refused(
+    tmp_path: Path, backend: str, offset: object
+) -> None:
+    with pytest.raises(UnfitBuffer, match=r"whole numbers|no file has a byte"):
+        aio_handle(backend=backend).sync_pwrite(torch.ones(1), tmp_path / "file", offset)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_saved_file_keeps_the_permissions_of_the_one_it_replaces(
+    tmp_path: Path, mode: int
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(mode)
+    ds_aio.save(tmp_path / "file", {"a": torch.ones(3)})
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+    assert ds_aio.load(tmp_path / "file")["a"].sum() == 3
+
+
+def test_an_interrupted_end_of_a_save_closes_no_file_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    monkeypatch.setattr(aside, "LARGE", 0)
+    new = aside.Aside(str(tmp_path / "file"))
+    others: list[int] = []
+
+    def interrupt(_: object) -> None:
+        others.append(os.open(tmp_path, os.O_RDONLY))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        new.take_name()
+    new.discard()
+    os.close(others[0])  # still open
+    assert (tmp_path / "file").read_bytes() == b""
 
 
 def test_a_store_stays_where_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

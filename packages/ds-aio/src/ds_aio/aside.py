@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 import threading
 
 from ds_aio.errors import transfer_error
@@ -22,7 +23,7 @@ _ENDING = rb"\.\d+\.[0-9a-f]{8}\.part"
 
 
 class Aside:
-    """An empty file beside `target` that will replace it.
+    """An empty file beside `target` that will replace it, with the permissions of the old one.
 
     It is locked as long as its process lives. Making one removes what killed processes left beside
     the same target; files of live ones, also on other hosts of a shared file system with locks,
@@ -39,6 +40,10 @@ class Aside:
         _sweep(folder, stem)
         self._stem = os.fsdecode(os.path.join(folder, stem))
         self.path, self._lock = _claim(self._stem)
+        self._mode: int | None = None
+        with contextlib.suppress(OSError):  # nothing there, or no permissions here
+            self._mode = stat.S_IMODE(os.stat(target).st_mode)
+            os.fchmod(self._lock, self._mode | stat.S_IRUSR | stat.S_IWUSR)
 
     def take_name(self) -> None:
         """Puts the file in the place of the target, in one step.
@@ -48,11 +53,14 @@ class Aside:
         """
         old = self._other_name()
         try:
+            if self._mode is not None:
+                with contextlib.suppress(OSError):
+                    os.fchmod(self._lock, self._mode)
             os.replace(self.path, self._target)
         except BaseException:
             _remove(old)
             raise
-        os.close(self._lock)
+        self._unlock()
         if old:
             try:
                 threading.Thread(target=_remove, args=(old,), name="ds_aio remove").start()
@@ -63,7 +71,13 @@ class Aside:
         """Removes the file."""
         with contextlib.suppress(OSError):
             os.unlink(self.path)
-        os.close(self._lock)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        # Taken before it is closed: an interrupt may come between, and its number go to others.
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
     def _other_name(self) -> str:
         """A second name for a large target, so that replacing it does not remove it yet."""

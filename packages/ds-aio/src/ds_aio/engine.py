@@ -110,6 +110,12 @@ def availability(queue_depth: int = 32) -> dict[str, str]:
     return {**reasons, "python": ""}
 
 
+def require_name(path: str) -> None:
+    """Raises `AioError` for a text that cannot name a file."""
+    if "\0" in path:
+        raise AioError(f"{path!r} cannot be the name of a file: it holds a null character")
+
+
 class Engine:
     """Works on requests with one backend. Close it, or use it in a `with` statement."""
 
@@ -158,8 +164,7 @@ class Engine:
         self, path: str, *, write: bool, create: bool = False, truncate: bool = False
     ) -> RawFile:
         """Opens a file for requests of this engine."""
-        if "\0" in path:
-            raise AioError(f"{path!r} cannot be the name of a file: it holds a null character")
+        require_name(path)
         try:
             file: RawFile = self._driver.File(
                 os.fsencode(path),  # which need not be valid text

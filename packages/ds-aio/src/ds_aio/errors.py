@@ -79,6 +79,8 @@ _HINTS = {
     errno.EFBIG: "; RLIMIT_FSIZE (ulimit -f) or the file system limits the size of a file",
     errno.EMFILE: "; RLIMIT_NOFILE (ulimit -n) limits the number of open files",
     errno.ESPIPE: "; only regular files and block devices can be used",
+    errno.EACCES: "; check the permissions of the file and of its folder",
+    errno.EROFS: "; the file system is mounted read-only",
     errno.EIO: "; the device reports an error, see the kernel log",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import weakref
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from ds_aio.buffers import BufferLike, as_bytes, spans
-from ds_aio.engine import Backend, Engine, Options, Report
-from ds_aio.errors import AioError, UnfitBuffer
+from ds_aio.engine import Backend, Engine, Options, RawFile, Report
+from ds_aio.errors import AioError, TransferError, UnfitBuffer
 from ds_aio.faults import Faults
 from ds_aio.memory import StagingPool, aligned_tensor
 from ds_aio.pending import Pending
@@ -204,7 +205,7 @@ class AioHandle:
             raise UnfitBuffer("the tensor was freed with free_cpu_locked_tensor")
         path = f"/proc/self/fd/{filename}" if isinstance(filename, int) else os.fsdecode(filename)
         if is_on_device(buffer):
-            file = self._engine.open(path, write=write, create=write)
+            file = self._open(path, write)
 
             def begin_block(block: Tensor, at: int) -> Transfer:
                 placed = [(spans(block, writable=not write), at)]
@@ -212,8 +213,18 @@ class AioHandle:
 
             return StagedTransfer(buffer, self._staging, begin_block, offset, write=write)
         placed = [(spans(buffer, writable=not write), offset)]
-        file = self._engine.open(path, write=write, create=write)
+        file = self._open(path, write)
         return begin(self._engine, file, path, placed, write=write, here=here, close=True)
+
+    def _open(self, path: str, write: bool) -> RawFile:
+        """Opens a file; where too many are open, the requests under way come to an end first."""
+        try:
+            return self._engine.open(path, write=write, create=write)
+        except TransferError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        self._pending.settle()
+        return self._engine.open(path, write=write, create=write)
 
 
 def _async_and_offset(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[bool, int]:

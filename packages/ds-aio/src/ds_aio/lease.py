@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from ds_aio.errors import transfer_error
+
 log = logging.getLogger(__name__)
 
 _PREFIX = "ds_aio_store."
@@ -28,6 +30,12 @@ class Lease:
     def __init__(self, parent: str | os.PathLike[str]) -> None:
         self._process = os.getpid()
         root = Path(parent).absolute()
+        try:
+            self._make(root)
+        except OSError as error:
+            raise transfer_error(error.errno or 0, "making a store", str(root)) from None
+
+    def _make(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         with _gate(root):
             self.removed = _sweep(root)

@@ -8,7 +8,7 @@ from ds_aio.errors import AioError
 from ds_aio.staging import StagedTransfer
 from ds_aio.transfer import Transfer
 
-# From so many on, transfers that have succeeded are let go of.
+# From so many on, what has succeeded is let go of, and the files of what has ended are.
 MANY = 64
 
 
@@ -17,6 +17,8 @@ class Pending:
 
     def __init__(self) -> None:
         self._transfers: list[Transfer | StagedTransfer] = []
+        self._held: list[Transfer | StagedTransfer] = []
+        self._look_at = MANY
         self._mutex = threading.Lock()
 
     def add(self, transfer: Transfer | StagedTransfer, *, forget: bool = False) -> None:
@@ -28,6 +30,24 @@ class Pending:
             if forget and len(self._transfers) >= MANY:
                 self._transfers = [t for t in self._transfers if not t.succeeded()]
             self._transfers.append(transfer)
+            self._held.append(transfer)
+            if len(self._held) >= self._look_at:
+                self._let_go()
+
+    def settle(self) -> None:
+        """Waits until all that have begun have ended, and lets go of their files; counts none."""
+        with self._mutex:
+            known = list(self._transfers)
+        for transfer in known:
+            transfer.settle()
+
+    def _let_go(self) -> None:
+        """Files and buffers of what has ended are not kept until somebody waits."""
+        for transfer in self._held:
+            if transfer.done():
+                transfer.settle()
+        self._held = [t for t in self._held if not t.done()]
+        self._look_at = max(MANY, 2 * len(self._held))
 
     def wait(self) -> int:
         """Waits for all that have begun; how many nobody had waited for before.
@@ -46,6 +66,7 @@ class Pending:
             ended = {id(transfer) for transfer in known}
             mine = [t for t in self._transfers if id(t) in ended]
             self._transfers = [t for t in self._transfers if id(t) not in ended]
+            self._held = [t for t in self._held if id(t) not in ended]
         first: AioError | None = None
         fresh = [transfer for transfer in mine if not transfer.waited]
         try:

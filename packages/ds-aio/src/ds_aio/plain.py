@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from ds_aio.faults import Faults as _Faults
 
@@ -90,6 +90,11 @@ class Request:
         self._future = future
         self._keep = keep
         self._process = os.getpid()
+
+    def __del__(self) -> None:
+        # The memory must stay as long as a thread works on it.
+        if not self._future.done() and os.getpid() == self._process:
+            wait([self._future])
 
     def done(self) -> bool:
         return self._future.done()

@@ -67,6 +67,7 @@ class Layout:
 def plan_layout(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Layout:
     """Places tensors one after the other, wide dtypes first so that all stay aligned."""
     _check_texts(tensors, metadata)
+    _check_tensors(tensors)
     described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     order = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     position = 0
@@ -88,6 +89,20 @@ def plan_layout(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> L
         )
     header = len(text).to_bytes(8, "little") + text
     return Layout(header, _entries(described, len(header)), dict(metadata), len(header) + position)
+
+
+def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise FormatError(
+                f"tensor {name!r} is a {type(tensor).__name__}: only tensors are stored, under "
+                "names of one level"
+            )
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+            raise FormatError(
+                f"tensor {name!r} is {kind}: its elements cannot be stored as they are"
+            )
 
 
 def _check_texts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

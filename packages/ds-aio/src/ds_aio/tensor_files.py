@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ds_aio.aside import Aside
-from ds_aio.engine import Engine, Options
-from ds_aio.errors import transfer_error
+from ds_aio.engine import Engine, Options, require_name
+from ds_aio.errors import AioError, transfer_error
 from ds_aio.files import File
 from ds_aio.safetensors_header import (
     LONGEST_HEADER,
@@ -108,6 +108,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 def _real_target(path: str | os.PathLike[str]) -> str:
     """The file to replace: where a link leads to, and no folder, pipe or device."""
+    require_name(os.fsdecode(path))
     target = os.path.realpath(os.fsdecode(path))
     try:
         mode = os.stat(target).st_mode
@@ -196,10 +197,12 @@ def _choose(
 ) -> tuple[Entry, ...]:
     if names is None:
         return entries
+    if isinstance(names, str):
+        raise AioError(f"names={names!r} is one text: give a list of names")
     chosen = set(names)
     missing = chosen - {entry.name for entry in entries}
     if missing:
-        raise KeyError(f"{path!r} has no tensor called {', '.join(sorted(missing))}")
+        raise KeyError(f"{path!r} has no tensor called {', '.join(sorted(map(str, missing)))}")
     return tuple(entry for entry in entries if entry.name in chosen)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import operator
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from ds_aio.buffers import Span
 from ds_aio.engine import Engine, RawFile, RawRequest
@@ -45,8 +46,13 @@ class Transfer:
         return self._request.done()
 
     def settle(self) -> None:
-        """Blocks until done, whatever the outcome; `wait` still raises its error."""
+        """Blocks until done, whatever the outcome, and lets go of buffers and file.
+
+        `wait` still raises the error.
+        """
         self._request.wait()
+        self._request = Ended(self._request.outcome())
+        self._look_back()
 
     def wait(self) -> None:
         """Blocks until done; may be called again.
@@ -54,13 +60,9 @@ class Transfer:
         Raises:
             TransferError: With path, offset, wanted and done bytes.
         """
-        self._request.wait()
+        self.settle()
         self.waited = True
-        outcome = self._request.outcome()
-        # Lets go of the buffers and, after the last transfer, of the file.
-        self._request = Ended(outcome)
-        self._look_back()
-        done, number, ended, offset = outcome
+        done, number, ended, offset = self._request.outcome()
         if number or ended:
             raise transfer_error(
                 number, self._action, self._path, offset=offset, wanted=self._wanted, done=done
@@ -131,6 +133,8 @@ class _Joined:
         return sum(o[0] for o in outcomes), number, ended, offset
 
 
+LONGEST_FILE = (1 << 63) - 1
+
 # What goes where: (spans in the order of the bytes, file offset of the first).
 Placed = tuple[Sequence[Span], int]
 # The device starts on so many pieces while Python describes the next.
@@ -155,7 +159,7 @@ def begin(
     requests: list[RawRequest] = []
     first, wanted = 0, 0
     while batch := list(itertools.islice(pieces, PIECES_AT_ONCE)):
-        ranges = [(offset, sum([span.nbytes for span in spans])) for spans, offset in batch]
+        ranges = [(_whole(at), sum([span.nbytes for span in spans])) for spans, at in batch]
         first = first if requests else ranges[0][0]
         wanted += sum([length for _, length in ranges])
         refused = _refuse(file, ranges, write)
@@ -184,11 +188,21 @@ def begin(
     )
 
 
+def _whole(offset: SupportsIndex) -> int:
+    try:
+        return operator.index(offset)
+    except TypeError:
+        raise UnfitBuffer(f"offset {offset!r}: bytes are counted in whole numbers") from None
+
+
 def _refuse(file: RawFile, ranges: Sequence[tuple[int, int]], write: bool) -> Ended | None:
     """The end of a request that cannot begin."""
-    lowest = min(offset for offset, _ in ranges)
+    lowest = min([offset for offset, _ in ranges])
     if lowest < 0:
         raise UnfitBuffer(f"offset {lowest} lies before the start of the file")
+    highest = max([offset + length for offset, length in ranges])
+    if highest > LONGEST_FILE:
+        raise UnfitBuffer(f"no file has a byte {highest - 1}: the last offset is {LONGEST_FILE}")
     if write or not file.regular:
         return None
     size = file.size()
