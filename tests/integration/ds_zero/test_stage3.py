@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ds_core.errors import StateError
@@ -267,3 +267,27 @@ def test_unusual_steps_equal_plain_torch(way):
     for found in run_ranks(pair, 2, way):
         for value, param in zip(found, params, strict=True):
             torch.testing.assert_close(value, param.detach(), rtol=1e-5, atol=1e-6)
+
+
+def evaluate_in_inference_mode() -> Tensor:
+    engine = engine_of(FRUGAL, Reference())
+    for step in range(2):
+        engine.eval()
+        with torch.inference_mode():
+            engine(*batch(9, 0))
+        engine.train()
+        train(engine, range(step, step + 1))
+    return engine.strategy.held(engine.module.l1.weight)
+
+
+def test_evaluation_in_inference_mode_leaves_training_as_it_is():
+    first, second = run_ranks(evaluate_in_inference_mode, 2)
+    assert torch.equal(first, second)
+    expected, _ = run_ranks(train_two_steps, 2)
+    assert torch.equal(first, expected)
+
+
+def train_two_steps() -> Tensor:
+    engine = engine_of(FRUGAL, Reference())
+    train(engine, range(2))
+    return engine.strategy.held(engine.module.l1.weight)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,23 @@ _numbers = itertools.count()  # gives each parameter of the process its `ds_id`
 
 COALESCE = 1 << 16
 """Elements below which parameters travel together: latency costs more than a copy."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _of_normal_tensors(call: Callable[P, R]) -> Callable[P, R]:
+    """Lets `call` make tensors that training can use too, also under `torch.inference_mode`."""
+
+    @wraps(call)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not torch.is_inference_mode_enabled():
+            return call(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return call(*args, **kwargs)
+
+    return run
 
 
 class ZeroParamStatus(Enum):
@@ -125,6 +142,7 @@ class Shard:
         self._set(torch.empty(0, dtype=dtype, device=self.device))
         self._version = self.param._version
 
+    @_of_normal_tensors
     def release(self) -> None:
         """Make the parameter empty; views of the whole that others hold stay valid."""
         if self.pending is not None:
@@ -173,6 +191,7 @@ class Shard:
         self.param.data = data
 
 
+@_of_normal_tensors
 def start_gather(shards: Iterable[Shard], *, apart: bool = False) -> None:
     """Start gathering those of `shards` that are neither whole nor on their way.
 
@@ -193,6 +212,7 @@ def start_gather(shards: Iterable[Shard], *, apart: bool = False) -> None:
         _gather_together(members)
 
 
+@_of_normal_tensors
 def finish_gather(shards: Iterable[Shard]) -> None:
     """Return once all of `shards` are whole."""
     for shard in shards:
