@@ -38,12 +38,12 @@ class PipeRank:
     def __init__(self, rank: int, pipe: Connection) -> None:
         self.rank, self._pipe = rank, pipe
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, obj: Any, *, label: str = "") -> list[Any]:
         self._pipe.send(obj)
         other = self._pipe.recv()
         return [obj, other] if self.rank == 0 else [other, obj]
 
-    def broadcast_object(self, obj: Any, src: int) -> Any:
+    def broadcast_object(self, obj: Any, src: int, *, label: str = "") -> Any:
         return self.all_gather_object(obj)[src]
 
 

@@ -35,9 +35,9 @@ def require_agreement(comm: Communicator, what: str, facts: Mapping[str, Any]) -
         return
     plain = {key: str(value) for key, value in facts.items()}
     digest = hashlib.sha256(json.dumps(list(plain.items())).encode()).hexdigest()
-    if len(set(comm.all_gather_object(digest))) == 1:
+    if len(set(comm.all_gather_object(digest, label=what))) == 1:
         return
-    everyone: list[dict[str, str]] = comm.all_gather_object(plain)
+    everyone: list[dict[str, str]] = comm.all_gather_object(plain, label=what)
     raise RankMismatchError(_difference(what, everyone))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from datetime import timedelta
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,9 @@ from torch import Tensor
 from ds_core.contracts.comm import CommEvent, CommObserver
 from ds_core.contracts.store import Pending
 from ds_core.errors import CollectiveTimeout, ConfigError, RankMismatchError
+from ds_core.objects import gather, spread
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -46,7 +51,12 @@ class Communicator:
         taps: observers, shared between communicators of one engine.
         check: compare each call (operation, label, size, dtype) over all ranks before it is
             made, and raise `RankMismatchError` instead of waiting for ever. Slow; for debugging.
+
+    Attributes:
+        patience: after this long a wait on the CPU is told as a warning, and goes on.
     """
+
+    patience: ClassVar[timedelta] = timedelta(seconds=60)
 
     def __init__(
         self,
@@ -64,12 +74,13 @@ class Communicator:
         if dist.is_available() and dist.is_initialized():
             self.rank = dist.get_rank(group)
             self.world_size = dist.get_world_size(group)
+            self._is_gloo = "gloo" in dist.get_backend(group)
             if self.rank < 0:
                 raise ConfigError(f"this process is not a member of the group '{name}'")
         else:
             if group is not None:
                 raise ConfigError(f"group '{name}' given, but torch.distributed is not initialised")
-            self.rank, self.world_size = 0, 1
+            self.rank, self.world_size, self._is_gloo = 0, 1, False
 
     @classmethod
     def alone(cls, taps: Taps | None = None, *, name: str = "alone") -> Communicator:
@@ -77,6 +88,7 @@ class Communicator:
         self = cls.__new__(cls)
         self.group, self.name, self.taps = None, name, taps if taps is not None else Taps()
         self._check, self._calls, self.rank, self.world_size = False, 0, 0, 1
+        self._is_gloo = False
         return self
 
     @property
@@ -168,28 +180,20 @@ class Communicator:
             "barrier", lambda: dist.barrier(group=self.group, async_op=True), None, label, False
         )
 
-    def all_gather_object(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any, *, label: str = "") -> list[Any]:
         """Each rank's picklable `value`, by rank; meant for small, rare things."""
         if self.world_size == 1:
             return [value]
-        values: list[Any] = [None] * self.world_size
-        self._guard(
-            "all_gather_object", "", lambda: dist.all_gather_object(values, value, group=self.group)
+        every: list[Any] = self._guard(
+            "all_gather_object", label, lambda what: gather(self, value, what)
         )
-        return values
+        return every
 
-    def broadcast_object(self, value: Any, src: int) -> Any:
+    def broadcast_object(self, value: Any, src: int, *, label: str = "") -> Any:
         """Rank `src`'s picklable `value` on every rank."""
         if self.world_size == 1:
             return value
-        box = [value]
-        source = self.global_rank(src)
-        self._guard(
-            "broadcast_object",
-            "",
-            lambda: dist.broadcast_object_list(box, source, group=self.group),
-        )
-        return box[0]
+        return self._guard("broadcast_object", label, lambda what: spread(self, value, src, what))
 
     def run(
         self,
@@ -224,11 +228,34 @@ class Communicator:
                 f"ranks of group '{self.name}' disagree on collective {self._calls}:\n{lines}"
             )
 
-    def _guard(self, op: str, label: str, call: Callable[[], Any]) -> None:
+    def wait_for(self, work: dist.Work | None, what: str, tensor: Tensor | None = None) -> None:
+        """Wait, and tell once if that takes longer than `patience`.
+
+        gloo can be asked again after a wait that ended early; other backends wait on the device.
+        """
+        if work is None:
+            return
+        if not self._is_gloo or not (tensor is None or tensor.is_cpu):
+            work.wait()
+            return
+        try:
+            work.wait(self.patience)
+        except RuntimeError:
+            if work.is_completed():
+                raise
+            logger.warning(
+                "rank %d of %d in group '%s' has waited %g s in %s, where another rank has not "
+                "come yet. All ranks must make the same collectives in the same order; look for an "
+                "`if rank == 0` around a call that all must make. The wait goes on to its timeout.",
+                self.rank, self.world_size, self.name, self.patience.total_seconds(), what,
+            )  # fmt: skip
+            work.wait()
+
+    def _guard(self, op: str, label: str, call: Callable[[str], Any]) -> Any:
         self._calls += 1
         start = time.perf_counter()
         try:
-            call()
+            return call(_named(op, self._calls, label))
         except RuntimeError as error:
             raise self.explain(error, op, label, self._calls, start) from error
 
@@ -236,7 +263,7 @@ class Communicator:
         self, error: RuntimeError, op: str, label: str, call: int, start: float
     ) -> CollectiveTimeout:
         """Turn a failed collective into an error that tells who waits where."""
-        what = f"{op} number {call}" + (f" ({label})" if label else "")
+        what = _named(op, call, label)
         waited = time.perf_counter() - start
         others = self._report_waiting(what)
         return CollectiveTimeout(
@@ -270,6 +297,10 @@ class Communicator:
         return "\n".join(lines)
 
 
+def _named(op: str, call: int, label: str) -> str:
+    return f"{op} number {call}" + (f" ({label})" if label else "")
+
+
 class _Collective:
     """A collective in flight, timed for observers if there are any."""
 
@@ -297,7 +328,7 @@ class _Collective:
             return
         before = time.perf_counter()
         try:
-            work.wait()
+            self._comm.wait_for(work, _named(self._op, self._call, self._label), self._tensor)
         except RuntimeError as error:
             raise self._comm.explain(
                 error, self._op, self._label, self._call, self._start

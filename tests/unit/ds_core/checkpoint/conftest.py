@@ -15,14 +15,14 @@ class ThreadRank:
         self.rank, self.world_size = rank, len(board)
         self._board, self._barrier = board, barrier
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, obj: Any, *, label: str = "") -> list[Any]:
         self._board[self.rank] = obj
         self._barrier.wait()
         everyone = list(self._board)
         self._barrier.wait()
         return everyone
 
-    def broadcast_object(self, obj: Any, src: int) -> Any:
+    def broadcast_object(self, obj: Any, src: int, *, label: str = "") -> Any:
         return self.all_gather_object(obj)[src]
 
 

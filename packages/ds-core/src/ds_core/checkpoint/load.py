@@ -114,7 +114,7 @@ def open_checkpoint(
     """
     ranks = comm or SoloRank()
     root = Path(directory)
-    asked = ranks.all_gather_object(tag)
+    asked = ranks.all_gather_object(tag, label="loading a checkpoint: every rank must")
     if any(other != tag for other in asked):
         held = ", ".join(f"rank {rank}: {other!r}" for rank, other in enumerate(asked))
         raise RankMismatchError(f"ranks load different tags ({held})")
@@ -122,7 +122,7 @@ def open_checkpoint(
     with together(ranks, f"finding a checkpoint in {root}"):
         if ranks.rank == 0:
             folder = find(root, read_latest(root) if tag is None else tag)
-    folder = Path(ranks.broadcast_object(str(folder), 0))
+    folder = Path(ranks.broadcast_object(str(folder), 0, label="loading a checkpoint"))
     with together(ranks, f"opening checkpoint {folder}"):
         manifest = read_manifest(folder)
         verify_sizes(folder, manifest)

@@ -12,7 +12,10 @@ from ds_core.errors import CheckpointError, ConfigError, DSError, RankMismatchEr
 
 
 class Ranks(Protocol):
-    """A group of ranks that can exchange small objects. All ranks make the same calls."""
+    """A group of ranks that can exchange small objects. All ranks make the same calls.
+
+    `label` says what for, in the message of a rank that waits in vain.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -20,10 +23,10 @@ class Ranks(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, obj: Any, *, label: str = "") -> list[Any]:
         """Everyone's `obj`, in rank order."""
 
-    def broadcast_object(self, obj: Any, src: int) -> Any:
+    def broadcast_object(self, obj: Any, src: int, *, label: str = "") -> Any:
         """The `obj` of rank `src`."""
 
 
@@ -33,10 +36,10 @@ class SoloRank:
     rank = 0
     world_size = 1
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, obj: Any, *, label: str = "") -> list[Any]:
         return [obj]
 
-    def broadcast_object(self, obj: Any, src: int) -> Any:
+    def broadcast_object(self, obj: Any, src: int, *, label: str = "") -> Any:
         return obj
 
 
@@ -48,12 +51,12 @@ class GroupRanks:
         self.rank: int = dist.get_rank(group)
         self.world_size: int = dist.get_world_size(group)
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, obj: Any, *, label: str = "") -> list[Any]:
         everyone: list[Any] = [None] * self.world_size
         dist.all_gather_object(everyone, obj, group=self._group)
         return everyone
 
-    def broadcast_object(self, obj: Any, src: int) -> Any:
+    def broadcast_object(self, obj: Any, src: int, *, label: str = "") -> Any:
         box = [obj]
         source = src if self._group is None else dist.get_global_rank(self._group, src)
         dist.broadcast_object_list(box, src=source, group=self._group)
@@ -78,7 +81,7 @@ def together(ranks: Ranks, doing: str) -> Iterator[None]:
 def raise_together(ranks: Ranks, doing: str, failure: Exception | None) -> None:
     """Tell all ranks about this rank's `failure`; raise if any rank has one."""
     report = None if failure is None else (type(failure).__name__, str(failure))
-    reports = ranks.all_gather_object(report)
+    reports = ranks.all_gather_object(report, label=doing)
     if failure is not None:
         if isinstance(failure, OSError) and not isinstance(failure, DSError):
             raise CheckpointError(f"{doing} failed: {failure}") from failure

@@ -205,7 +205,8 @@ def prepare(
     with together(ranks, doing):
         if ranks.rank == 0:
             saving = SavingFolder(root, tag)
-    folder = Path(ranks.broadcast_object(str(saving.path) if saving else None, 0))
+    place = str(saving.path) if saving else None
+    folder = Path(ranks.broadcast_object(place, 0, label=doing))
     with together(ranks, doing):
         if not folder.is_dir():
             raise CheckpointError(
@@ -218,7 +219,7 @@ def prepare(
 
 
 def _check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> None:
-    everyone = ranks.all_gather_object(dict(facts))
+    everyone = ranks.all_gather_object(dict(facts), label="saving a checkpoint: every rank must")
     for what, mine in facts.items():
         values = [other[what] for other in everyone]
         if any(value != mine for value in values):
