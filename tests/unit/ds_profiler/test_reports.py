@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,11 @@ from ds_profiler import (
     profile,
     rich_table,
     text_report,
+    write_report,
 )
 from ds_profiler.command import main
 from ds_profiler.profiler import RunFacts
+from ds_profiler.report.write import form_of
 from ds_profiler.units import duration_to_string, number_to_string
 
 
@@ -115,6 +118,51 @@ def test_the_table_lists_each_module(result: Profile) -> None:
     assert "shared with body.1" in out.getvalue()
 
 
+@pytest.mark.parametrize("width", [120, 80, 60, 40, 20])
+def test_no_value_of_the_table_breaks_where_it_is_narrow(width: int) -> None:
+    from rich.console import Console
+
+    result = profile(nn.Sequential(nn.Linear(640, 256), nn.GELU()), torch.randn(8, 640))
+    out = io.StringIO()
+    Console(file=out, width=width).print(rich_table(result))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 4 + 3 + 1  # title, heading with its lines, a line a module, the end
+    assert max(map(len, lines)) <= width
+    assert ("Sequential" in out.getvalue()) or width < 40
+    assert ("…" in out.getvalue()) == (width < 40)
+    assert number_to_string(result.flops).strip() in out.getvalue()
+
+
+def test_the_table_names_what_is_not_counted_whole() -> None:
+    from rich.console import Console
+
+    result, out = profile(nn.ReLU(), torch.ones(2)), io.StringIO()
+    lacking = Profile(root=result.root, uncounted={"my_library::[operator]": 3})
+    Console(file=out, width=60).print(rich_table(lacking))
+    assert "not counted: my_library::[operator], 3 calls" in out.getvalue()
+
+
+def test_a_profile_prints_as_one_line(result: Profile) -> None:
+    line = r"Profile\(Net on cpu: 76 params, fwd 280 flops, bwd [\d.]+ flops, fwd .*, modules 6; "
+    assert re.match(line, str(result))
+    assert len(repr(result)) < 200
+    linear = r"ModuleProfile\('body.0': Linear, 40 params, fwd 128 flops, .*s\)$"
+    assert re.match(linear, repr(result["body.0"]))
+    assert repr(result["body.3"]) == "ModuleProfile('body.3': GELU, shared with 'body.1')"
+
+
+def test_a_report_of_an_unknown_form_is_refused(result: Profile, tmp_path: Path) -> None:
+    known = r"x\.pdf'.* ends in \.html, \.trace\.json, \.json, \.txt, \.log"
+    with pytest.raises(UsageError, match=known):
+        write_report(result, tmp_path / "x.pdf")
+    assert not list(tmp_path.iterdir())
+    write_report(result, tmp_path / "x.out", form="json")
+    assert Profile.load(tmp_path / "x.out") == result
+    assert form_of("flops.out", unknown="text") == "text"
+    write_report(result, tmp_path / "report")
+    assert "Profile Summary" in (tmp_path / "report").read_text()
+
+
 def test_a_comparison_names_what_changed(result: Profile) -> None:
     other = Net()
     other.body[0] = nn.Linear(4, 8, bias=False)
@@ -123,6 +171,8 @@ def test_a_comparison_names_what_changed(result: Profile) -> None:
     (params,) = [c for c in changes if (c.module, c.measure) == ("body.0", "params")]
     assert (params.before, params.after, params.ratio) == (40, 32, 0.8)
     assert "body.0" in comparison_text(changes)
+    text = comparison_text(compare(result, Profile(root=replace(result.root, forward_seconds=9.0))))
+    assert re.search(r"^\(model\) +forward time +[\d.]+ [mu]s +9 s", text, re.MULTILINE)
     assert comparison_text(compare(result, result)) == "no differences"
 
 
@@ -186,7 +236,10 @@ FACTORY = (
 
 @pytest.mark.parametrize("flags", [[], ["--meta"], ["--backward", "--train"]])
 def test_the_command_writes_each_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
 ) -> None:
     (tmp_path / "made_by_a_test.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)
@@ -194,6 +247,7 @@ def test_the_command_writes_each_form(
     files = ["out.json", "out.html", "out.trace.json", "out.txt"]
     outputs = [part for file in files for part in ("-o", file)]
     assert main(["made_by_a_test:make", "--input", "2x4", *flags, *outputs]) == 0
+    assert capsys.readouterr().out == "".join(f"written: {file}\n" for file in files)
     assert Profile.load("out.json").macs == 64
     assert all(Path(file).stat().st_size > 300 for file in files)
     assert main(["compare", "out.json", "out.json"]) == 0
@@ -215,6 +269,7 @@ def test_the_command_writes_each_form(
         (["torch.nn:Identity", "a.json"], "'a.json': only compare takes files"),
         (["torch.nn:Identity", "--device", "no"], "--device 'no': "),
         (["torch.nn:Identity", "--input", "9999999999x9999999999"], "--input '9999999999x"),
+        (["torch.nn:Identity", "-o", "x.pdf"], "'x.pdf': a report's name ends in"),
         (["torch.nn:Identity", "--input", "2x4", "-o", "/"], "cannot write: "),
     ],
 )

@@ -18,6 +18,7 @@ from torch import nn
 from ds_profiler.errors import ProfilerError, UsageError
 from ds_profiler.profiling import profile
 from ds_profiler.report import compare, comparison_text, write_report
+from ds_profiler.report.write import form_of
 from ds_profiler.result import Profile
 
 _DTYPES = {
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         action="append",
         default=[],
-        help="file: .html, .json, .trace.json, or text; repeat for more (default: text here)",
+        help="file: .html, .json, .trace.json, .txt, .log; repeat for more (default: text here)",
     )
     return parser
 
@@ -91,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
 def _profile(options: argparse.Namespace) -> int:
     if options.files:
         raise UsageError(f"{options.files[0]!r}: only compare takes files; -o names the output")
+    for output in options.output:
+        form_of(output)  # refused before the model runs, not after
     with _explained(f"--device {options.device!r}", RuntimeError, AssertionError):
         device = torch.empty(0, device="meta" if options.meta else options.device).device
     factory = _load(options.target)
@@ -118,6 +121,8 @@ def _profile(options: argparse.Namespace) -> int:
                 top_modules=options.top,
                 detailed=not options.summary,
             )
+        if output is not None:
+            sys.stdout.write(f"written: {output}\n")
     return 0
 
 

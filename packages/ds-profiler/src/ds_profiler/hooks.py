@@ -19,6 +19,7 @@ from ds_profiler.comms_log import CommsLog
 from ds_profiler.monitors import Monitor
 from ds_profiler.profiler import FlopsProfiler, RunFacts
 from ds_profiler.report import write_report
+from ds_profiler.report.write import form_of
 from ds_profiler.sections import (
     CommsLoggerSection,
     FlopsProfilerSection,
@@ -155,13 +156,15 @@ class FlopsHook:
         self._facts.step_seconds = self._clock.between(self._step_begin, self._clock.mark())
         if self._rank == 0:
             section = self._section
+            file = section.output_file
             write_report(
                 self.profiler.result,
-                section.output_file,
+                file,
                 profile_step=section.profile_step,
                 module_depth=section.module_depth,
                 top_modules=section.top_modules,
                 detailed=section.detailed,
+                form=None if file is None else form_of(file, unknown="text"),
             )
         self.profiler.end_profile()
 

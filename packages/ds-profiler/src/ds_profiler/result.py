@@ -12,6 +12,7 @@ from typing import Any
 from ds_profiler.depth import MOST, room_for
 from ds_profiler.errors import UsageError
 from ds_profiler.tally import BACKWARD, FORWARD, RECOMPUTE
+from ds_profiler.units import duration_to_string, number_to_string
 
 FORMAT = 1
 """Version of the JSON form."""
@@ -76,6 +77,22 @@ class ModuleProfile:
     uncounted: dict[str, int] = field(default_factory=dict)
     children: tuple[ModuleProfile, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"ModuleProfile({self.name!r}: {self.kind}, {self.summary()})"
+
+    def summary(self) -> str:
+        """Its numbers in a few words."""
+        if self.shared_with is not None:
+            return f"shared with {self.shared_with!r}"
+        parts = [f"{number_to_string(self.params)} params"]
+        for phase, work in (("fwd", self.forward), ("bwd", self.backward)):
+            if work.flops:
+                parts.append(f"{phase} {number_to_string(work.flops)} flops")
+        for phase, seconds in (("fwd", self.forward_seconds), ("bwd", self.backward_seconds)):
+            if seconds:
+                parts.append(f"{phase} {duration_to_string(seconds)}")
+        return ", ".join(" ".join(part.split()) for part in parts)
+
     @property
     def label(self) -> str:
         """The last part of the name."""
@@ -119,6 +136,14 @@ class Profile:
     world_size: int = 1
     data_parallel: int = 1
     model_parallel: int = 1
+
+    def __repr__(self) -> str:
+        modules = sum(1 for _ in self.root.walk())
+        lacking = f", {len(self.uncounted)} operators uncounted" if self.uncounted else ""
+        return (
+            f"Profile({self.root.kind} on {self.device}: {self.root.summary()}, "
+            f"modules {modules}{lacking}; text_report shows all)"
+        )
 
     @property
     def params(self) -> int:

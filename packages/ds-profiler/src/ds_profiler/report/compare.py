@@ -10,7 +10,7 @@ from ds_profiler.units import duration_to_string, number_to_string
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One number of one module in both profiles; None where the module is missing."""
+    """One number of one module in both profiles (times in seconds); None where it is missing."""
 
     module: str
     measure: str
@@ -51,15 +51,15 @@ def _measures(module: ModuleProfile | None) -> dict[str, float]:
         "backward flops": module.backward.flops,
         "recomputed flops": module.recompute.flops,
         "activation bytes": module.activation_bytes,
-        "forward seconds": module.forward_seconds,
-        "backward seconds": module.backward_seconds,
+        "forward time": module.forward_seconds,
+        "backward time": module.backward_seconds,
     }
 
 
 def _differs(measure: str, left: float | None, right: float | None, tolerance: float) -> bool:
     if left is None or right is None:
         return bool(left or right)
-    if measure.endswith("seconds"):
+    if measure.endswith("time"):
         return abs(left - right) > tolerance * max(left, right)
     return left != right
 
@@ -90,4 +90,4 @@ def comparison_text(changes: list[Change]) -> str:
 def _show(measure: str, value: float | None) -> str:
     if value is None:
         return "-"
-    return duration_to_string(value) if measure.endswith("seconds") else number_to_string(value)
+    return duration_to_string(value) if measure.endswith("time") else number_to_string(value)
