@@ -101,3 +101,10 @@ def test_variables_that_a_program_adds_are_passed_on(monkeypatch):
     with pytest.raises(SystemExit, match="7"):
         runner.main(["train.py"])
     assert seen["p"] == ("MY_",)
+
+
+@pytest.mark.parametrize("words", ["deepspeed.config.command schema", "deepspeed.env_report"])
+def test_a_reader_that_has_seen_enough_ends_a_command_in_silence(words):
+    line = f"{sys.executable} -m {words} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -26,6 +26,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from deepspeed import environment
+from deepspeed.console import printing
 from deepspeed.launcher import cores
 from deepspeed.launcher.devices import built_for, find_devices
 from deepspeed.launcher.errors import LaunchError
@@ -54,6 +55,7 @@ def main(hide_operator_status: bool = False, hide_errors_and_warnings: bool = Fa
         op_report(verbose=not hide_errors_and_warnings)
 
 
+@printing
 def cli_main(arguments: Sequence[str] | None = None) -> int:
     """Entry of the command; returns the exit code."""
     parser = argparse.ArgumentParser(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 
@@ -13,22 +12,19 @@ from deepspeed.config.memory import memory_lines
 from deepspeed.config.report import settings_lines
 from deepspeed.config.schema import config_schema
 from deepspeed.config.sections import InstalledSections
+from deepspeed.console import printing
 from ds_core.errors import ConfigError
 
 
+@printing
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 1 if the configuration has a fault."""
     options = _parser().parse_args(arguments)
     try:
-        code = _schema() if options.command == "schema" else _check(options)
-        sys.stdout.flush()
-        return code
+        return _schema() if options.command == "schema" else _check(options)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    except BrokenPipeError:  # the reader, as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -81,8 +81,9 @@ class Tail:
         return shown[-count:]
 
     def ends_with(self, line: str) -> bool:
-        """Whether `line` is among the lines that a reader still sees."""
-        return line in self.lines(_SEEN)
+        """Whether a reader still sees `line`, be it another rank's."""
+        seen = (_RANK_PREFIX.sub("", near) for near in self.lines(_SEEN))
+        return _RANK_PREFIX.sub("", line) in seen
 
     @classmethod
     def of_file(cls, path: Path) -> Tail:

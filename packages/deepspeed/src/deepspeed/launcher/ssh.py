@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from deepspeed.console import printing
 from deepspeed.launcher import hosts
 from deepspeed.launcher.errors import LaunchError
 from deepspeed.launcher.options import DEFAULT_HOSTFILE
@@ -17,6 +18,7 @@ from deepspeed.launcher.runners.ssh import ssh_argv
 _AT_ONCE = 64
 
 
+@printing
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, or the largest exit code of a host."""
     parser = argparse.ArgumentParser(
