@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ds_core.errors import CheckpointError, ConfigError
 from ds_pipeline import LayerSpec, PartitionError, PipelineModule, TiedLayerSpec
@@ -187,3 +190,16 @@ def test_a_tuple_of_one_stays_a_tuple_where_activations_are_recomputed():
     )
     value = torch.ones(2, 4, requires_grad=True)
     assert torch.equal(module(value), value * 2)
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3])
+def test_reentrant_recomputation_trains_what_takes_inputs_without_gradients(interval):
+    reentrant = partial(checkpoint, use_reentrant=True)
+    layers = [LayerSpec(nn.Embedding, 7, 4), LayerSpec(nn.Linear, 4, 4), LayerSpec(nn.Linear, 4, 4)]
+    arguments = {"seed_layers": True, "activation_checkpoint_func": reentrant}
+    kept = PipelineModule(layers, 1, **arguments)
+    recomputed = PipelineModule(layers, 1, **arguments, activation_checkpoint_interval=interval)
+    for module in (kept, recomputed):
+        module(torch.arange(7)).square().sum().backward()
+    for mine, other in zip(recomputed.parameters(), kept.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)

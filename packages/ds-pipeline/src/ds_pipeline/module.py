@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -132,8 +132,9 @@ class PipelineModule(nn.Module):
             packed = isinstance(value, tuple)
             part = self._runner(start, stop, keywords, inside, packed=packed)
             inputs = value if packed else (value,)
-            if self._checkpointable(self.forward_funcs[start:stop]):
-                value = self.activation_checkpoint_func(part, *inputs)
+            layers = self.forward_funcs[start:stop]
+            if self._checkpointable(layers):
+                value = self._recomputed(part, inputs, layers)
             else:
                 value = part(*inputs)
         return value
@@ -319,11 +320,25 @@ class PipelineModule(nn.Module):
                 value = layer(value, **_accepted(layer, keywords)) if keywords else layer(value)
         return value
 
+    def _recomputed(
+        self, part: Callable[..., Any], inputs: Sequence[Any], layers: Sequence[Any]
+    ) -> Any:
+        """Reentrant autograd trains weights only if an argument needs a gradient, so one does."""
+        function = self.activation_checkpoint_func
+        trained = any(p.requires_grad for layer in layers for p in _parameters(layer))
+        needing = any(torch.is_tensor(value) and value.requires_grad for value in inputs)
+        if function is keep_no_activations or needing or not trained:
+            return function(part, *inputs)
+        marked = [_asking(value) for value in inputs]
+        if any(new is not old for new, old in zip(marked, inputs, strict=True)):
+            return function(part, *marked)
+        key = torch.zeros((), requires_grad=True)
+        return function(lambda *given: part(*given[:-1]), *inputs, key)
+
     def _checkpointable(self, layers: Sequence[Any]) -> bool:
         if self.checkpointable_layers is not None:
             return all(type(layer).__name__ in self.checkpointable_layers for layer in layers)
-        modules = [layer for layer in layers if isinstance(layer, nn.Module)]
-        return any(next(module.parameters(), None) is not None for module in modules)
+        return any(True for layer in layers for _ in _parameters(layer))
 
 
 def _stages_and_replicas(num_stages: int | None) -> ProcessTopology:
@@ -333,6 +348,17 @@ def _stages_and_replicas(num_stages: int | None) -> ProcessTopology:
     if num_stages < 1 or world % num_stages:
         raise ConfigError(f"{world} ranks cannot be divided into {num_stages} stages")
     return PipeDataParallelTopology(num_stages, world // num_stages)
+
+
+def _asking(value: Any) -> Any:
+    """A tensor that can have a gradient as one that needs it."""
+    if torch.is_tensor(value) and (value.is_floating_point() or value.is_complex()):
+        return value.detach().requires_grad_()
+    return value
+
+
+def _parameters(layer: Any) -> Iterable[nn.Parameter]:
+    return layer.parameters() if isinstance(layer, nn.Module) else ()
 
 
 def _is_compiled(layer: Any) -> bool:
