@@ -80,7 +80,7 @@ def test_free_form_parameters_are_listed_one_by_one(tmp_path, capsys) -> None:
 
 
 def test_check_prints_the_resolved_settings(path, capsys) -> None:
-    assert main(["check", path, "--world-size", "2", "--params", "1e9"]) == 0
+    assert main(["check", path, "--world-size", "2", "--params", "1e9", "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     words = [line.split() for line in lines]
     assert ["train_micro_batch_size_per_gpu", "4", "derived"] in words
@@ -88,6 +88,37 @@ def test_check_prints_the_resolved_settings(path, capsys) -> None:
     assert ["check_grad_overflow", "true", "default"] in words
     assert "note: mine: unknown key, ignored" in lines
     assert ["all", "16.76", "GiB", "device"] in words
+    assert lines[-1] == "OK"
+
+
+def test_check_leaves_defaults_out_unless_asked(path, capsys) -> None:
+    assert main(["check", path]) == 0
+    out = capsys.readouterr().out
+    assert "derived" in out
+    assert " default" not in out
+
+
+@pytest.mark.parametrize(
+    ("section", "needs"),
+    [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("comet", "comet_ml")],
+)
+def test_check_names_a_library_that_a_section_needs(
+    section, needs, tmp_path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr("deepspeed.config.extras.find_spec", lambda module: None)
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"train_batch_size": 1, section: {"enabled": True}}))
+    assert main(["check", str(file), "--world-size", "1"]) == 1
+    assert f"{section}.enabled: true needs the library {needs}" in capsys.readouterr().err
+
+
+def test_a_schedule_of_torch_is_told_where_it_goes(tmp_path, capsys) -> None:
+    file = tmp_path / "ds.json"
+    scheduler = {"type": "CosineAnnealingLR", "params": {"T_max": 9}}
+    file.write_text(json.dumps({"train_batch_size": 1, "scheduler": scheduler}))
+    assert main(["check", str(file), "--world-size", "1"]) == 1
+    hint = "initialize(lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR("
+    assert hint in capsys.readouterr().err
 
 
 def test_check_without_a_model_size_says_how_to_get_an_estimate(path, capsys) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from deepspeed.config.faults import Fault, Findings, show
 from deepspeed.config.trial import optimizer_trial, schedule_trial
@@ -90,9 +93,22 @@ def check_types(sections: Mapping[str, object], findings: Findings) -> None:
             findings.faults += optimizer_trial(optimizer.type, optimizer.params)
     if isinstance(scheduler, SchedulerSection) and scheduler.type is not None:
         wrong = schedule_faults(scheduler.type, scheduler.params)
-        findings.faults += [Fault(f"scheduler.{path}", text) for path, text in wrong]
+        findings.faults += [
+            Fault(f"scheduler.{path}", text + (_of_torch(scheduler.type) if path == "type" else ""))
+            for path, text in wrong
+        ]
         if not wrong:
             findings.faults += schedule_trial(scheduler.type, scheduler.params)
+
+
+def _of_torch(name: str) -> str:
+    """A hint for those who name a schedule of torch, which JSON cannot."""
+    if not inspect.isclass(getattr(torch.optim.lr_scheduler, name, None)):
+        return ""
+    return (
+        f"; torch's own is an argument: deepspeed.initialize(lr_scheduler=lambda optimizer: "
+        f"torch.optim.lr_scheduler.{name}(optimizer, ...))"
+    )
 
 
 def check_activation_checkpointing(sections: Mapping[str, object], findings: Findings) -> None:

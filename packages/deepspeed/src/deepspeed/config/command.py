@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from deepspeed.config.extras import missing_extras
 from deepspeed.config.load import inspect_config
 from deepspeed.config.memory import memory_lines
 from deepspeed.config.report import settings_lines
@@ -31,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ds_config", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser(
-        "check", help="print the resolved settings, a memory estimate, and every fault"
+        "check", help="print what is set, a memory estimate, and OK or every fault"
     )
     check.add_argument("file", help="JSON file, or base64 of JSON")
     check.add_argument(
@@ -40,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--params", type=_positive, help="parameters of the model, for the memory estimate"
     )
+    check.add_argument("--all", action="store_true", help="print the defaults too")
     commands.add_parser("schema", help="print the JSON Schema of all installed sections")
     return parser
 
@@ -52,8 +54,11 @@ def _schema() -> int:
 
 def _check(options: argparse.Namespace) -> int:
     config, faults = inspect_config(options.file, world_size=options.world_size)
-    lines = [] if faults else [*settings_lines(config), "", *memory_lines(config, options.params)]
-    lines += [f"note: {notice}" for notice in config.notices]
+    faults = (*faults, *missing_extras(config))
+    lines = [f"note: {notice}" for notice in config.notices]
+    if not faults:
+        settings = settings_lines(config, defaults=options.all)
+        lines = [*settings, "", *memory_lines(config, options.params), *lines, "OK"]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     for fault in faults:
         sys.stderr.write(f"{fault}\n")

@@ -11,9 +11,14 @@ from deepspeed.config.faults import show
 from deepspeed.config.load import Config
 from deepspeed.config.sections import ALIASES
 
+_DEFAULT = "default"
 
-def settings_lines(config: Config) -> list[str]:
-    """Every setting in force, one a line, marked where it is derived or a default."""
+
+def settings_lines(config: Config, *, defaults: bool = True) -> list[str]:
+    """Every setting in force, one a line, marked where it is derived or a default.
+
+    Without `defaults` only what is set and what is derived from it.
+    """
     batch = config.batch
     rows: list[tuple[str, str, str]] = []
     for key, value in (
@@ -24,28 +29,33 @@ def settings_lines(config: Config) -> list[str]:
         given = config.raw.get(key) not in (None, "auto")
         rows.append((key, str(value), "" if given else "derived"))
     rows.append(("data-parallel ranks", str(batch.world_size), f"from {batch.source}"))
-    rows += _rows(config.general, config.raw, 0)
+    rows += _rows(config.general, config.raw, 0, defaults)
     old_names = {new: old for old, new in ALIASES.items()}
     for name, section in config.sections.items():
         raw = config.raw.get(name, config.raw.get(old_names.get(name, "")))
         raw = {"enabled": raw} if isinstance(raw, bool) else raw
         rows.append((name, "", ""))
-        rows += _rows(section, raw if isinstance(raw, Mapping) else {}, 1)
+        rows += _rows(section, raw if isinstance(raw, Mapping) else {}, 1, defaults)
     width = max(len(name) for name, _, _ in rows) + 2
     return [f"{name:<{width}}{value:<12} {note}".rstrip() for name, value, note in rows]
 
 
-def _rows(section: object, raw: Mapping[str, Any], depth: int) -> list[tuple[str, str, str]]:
+def _rows(
+    section: object, raw: Mapping[str, Any], depth: int, defaults: bool
+) -> list[tuple[str, str, str]]:
     rows = []
     for item in fields(section):  # type: ignore[arg-type]  # sections are dataclasses
         value = getattr(section, item.name)
         name = "  " * depth + item.name
         written = next((key for key in (item.name, *_aliases(item)) if key in raw), None)
-        note = "" if written is not None and raw[written] != "auto" else "default"
+        note = "" if written is not None and raw[written] != "auto" else _DEFAULT
+        if note == _DEFAULT and not defaults:
+            continue
         if is_dataclass(value):
             inner = raw[written] if written is not None else {}
             rows.append((name, "", note))
-            rows += _rows(value, inner if isinstance(inner, Mapping) else {}, depth + 1)
+            inner = inner if isinstance(inner, Mapping) else {}
+            rows += _rows(value, inner, depth + 1, defaults)
         elif isinstance(value, Mapping) and value:
             rows.append((name, "", note))
             rows += _entries(value, depth + 1)
