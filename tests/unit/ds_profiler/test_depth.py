@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ds_profiler import profile
-from ds_profiler.report import chrome_trace, html_report, text_report
+from ds_profiler.report import chrome_trace, html_report, text_report, write_report
 from ds_profiler.result import Profile
 
 LEVELS = 400
@@ -45,13 +45,32 @@ def test_all_levels_are_counted(deep):
     assert sum(1 for _ in deep.root.walk()) == 2 * LEVELS
 
 
+def test_ten_times_the_levels_take_ten_times_the_calls():
+    assert calls_of_profiling(300) < 13 * calls_of_profiling(30)
+
+
+def calls_of_profiling(levels):
+    model, calls = Chain(levels, nested=False), 0
+
+    def count(frame, event, arg):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        profile(model, torch.ones(1, 2), backward=True).to_json()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
 @pytest.mark.parametrize("show", [text_report, html_report, chrome_trace, Profile.to_dict])
 def test_every_form_holds_all_levels(deep, show):
     assert str(show(deep)).count("inner") >= LEVELS - 1
 
 
 def test_a_saved_profile_reads_back(deep, tmp_path):
-    deep.save(tmp_path / "profile.json")
+    write_report(deep, tmp_path / "profile.json")
     assert sum(1 for _ in Profile.load(tmp_path / "profile.json").root.walk()) == 2 * LEVELS
 
 

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.utils.checkpoint import checkpoint
 
-from ds_profiler import Cost, FlopsProfiler, Profile, UsageError, default_rules, profile
+from ds_profiler import (
+    Cost,
+    FlopsProfiler,
+    Profile,
+    UsageError,
+    default_rules,
+    get_model_profile,
+    profile,
+)
 
 
 class Thirds(nn.Module):
@@ -141,6 +149,46 @@ def test_keyword_arguments_and_nested_outputs_work() -> None:
 
     result = profile(Named(), kwargs={"x": torch.randn(2, 4), "scale": 2.0}, backward=True)
     assert (result.macs, result.root.backward.macs) == (32, 32)
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor, **more: Any) -> Tensor:
+        assert set(more) <= {"scale", "training"}
+        return x @ x + mask
+
+
+def test_keywords_that_forward_names_are_passed_on() -> None:
+    x, model = torch.ones(2, 2), Masked()
+    result = profile(model, x, mask=x, kwargs={"scale": 2, "training": False}, training=True)
+    assert result.macs == 8
+    assert profile(model, x, call=lambda x, scale: model(x, x), scale=1).macs == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"scale": 1}, r"scale: no option of profile \(kwargs, backward, .*\{'scale': \.\.\.\}"),
+        ({"warmup": 5}, r"warmup: no option of profile .*warm_up"),
+        ({"kwargs": {"mask": 1}}, "mask: given in kwargs too"),
+    ],
+)
+def test_other_keywords_are_refused_with_the_way_to_pass_them(given: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        profile(Masked(), torch.ones(2, 2), mask=torch.ones(2, 2), **given)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (lambda x: x, "a torch.nn.Module is needed, got a function"),
+        (nn.ReLU, r"got the class: make one, ReLU\("),
+        (None, "got a NoneType"),
+    ],
+)
+@pytest.mark.parametrize("use", [profile, FlopsProfiler, get_model_profile])
+def test_what_is_no_module_is_refused(use: Callable[..., Any], model: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        use(model)
 
 
 def test_operators_without_a_rule_are_listed_with_their_calls() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from ds_profiler.cost import Cost
+from ds_profiler.modules import parameters_of
 from ds_profiler.result import ModuleProfile, OperatorProfile, Work
 from ds_profiler.tally import BACKWARD, FORWARD, PHASES, RECOMPUTE, Tally
 from ds_profiler.watch import OUTSIDE, ModuleIndex
@@ -41,11 +42,8 @@ def outside(tally: Tally) -> dict[str, Work]:
 
 def count_parameters(module: nn.Module) -> tuple[int, int]:
     """Number and bytes of the distinct parameters; partitioned ones at their full size."""
-    sizes = [
-        (getattr(parameter, "ds_numel", parameter.numel()), parameter.element_size())
-        for parameter in module.parameters()
-    ]
-    return sum(size for size, _ in sizes), sum(size * width for size, width in sizes)
+    sizes = [_size(parameter) for parameter in parameters_of(module)]
+    return sum(number for number, _ in sizes), sum(size for _, size in sizes)
 
 
 @dataclass(eq=False)
@@ -56,7 +54,8 @@ class _Node:
         children: what is told of below it.
         hidden: children that are not told of; only their parameters count.
         shared_with: the name this module was met by before.
-        sizes: elements and bytes an element of each distinct parameter in it.
+        sizes: elements and bytes of each distinct parameter in it.
+        total: their sum.
     """
 
     name: str
@@ -65,23 +64,32 @@ class _Node:
     hidden: list[nn.Module] = field(default_factory=list)
     shared_with: str | None = None
     sizes: dict[nn.Parameter, tuple[int, int]] = field(default_factory=dict)
+    total: tuple[int, int] = (0, 0)
     profile: ModuleProfile | None = None
 
     def gather_sizes(self) -> None:
-        """Take over the children's; without recursion, and each parameter moves once a level."""
-        below = [child.sizes for child in self.children]
-        self.sizes = max(below, key=len, default={})
-        for sizes in below:
-            if sizes is not self.sizes:
-                self.sizes.update(sizes)
+        """Take over the children's, the largest as it is: what is below is not gone through."""
+        largest = max(self.children, key=lambda child: len(child.sizes), default=None)
+        if largest is not None:
+            self.sizes, self.total = largest.sizes, largest.total
+        for child in self.children:
+            if child is not largest:
+                self._add(child.sizes)
         whole = [self.module] if self.shared_with is not None else self.hidden
-        params = [p for module in whole for p in module.parameters()]
+        params = [p for module in whole for p in parameters_of(module)]
         params += [p for p in self.module._parameters.values() if p is not None]
-        self.sizes.update((param, _size(param)) for param in params)
+        self._add({param: _size(param) for param in params})
+
+    def _add(self, sizes: dict[nn.Parameter, tuple[int, int]]) -> None:
+        for param, (number, size) in sizes.items():
+            if param not in self.sizes:
+                self.sizes[param] = number, size
+                self.total = self.total[0] + number, self.total[1] + size
 
 
 def _size(param: nn.Parameter) -> tuple[int, int]:
-    return getattr(param, "ds_numel", param.numel()), param.element_size()
+    number = getattr(param, "ds_numel", param.numel())
+    return number, number * param.element_size()
 
 
 class _Assembler:
@@ -133,8 +141,7 @@ class _Assembler:
         number = self._index.number(module)
         assert number is not None
         children = tuple(child.profile for child in node.children if child.profile is not None)
-        params = sum(size for size, _ in node.sizes.values())
-        param_bytes = sum(size * width for size, width in node.sizes.values())
+        params, param_bytes = node.total
         works = {phase: self._inclusive(number, phase, children) for phase in PHASES}
         calls = self._tally.calls.get(number, 0)
         return ModuleProfile(

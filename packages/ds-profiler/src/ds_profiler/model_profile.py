@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ds_profiler.errors import UsageError
+from ds_profiler.modules import require_module
 from ds_profiler.profiling import profile
 from ds_profiler.report.text import text_report
 from ds_profiler.report.write import write_text
@@ -50,6 +51,7 @@ def get_model_profile(
         ignore_modules: types of modules to leave out.
         mode: `"forward"`, or `"generate"` to profile `model.generate(...)`.
     """
+    require_module(model)
     result = profile(
         model,
         *(_make_input(model, input_shape) if input_shape is not None else tuple(args or ())),

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ds_profiler.clock import clock_for
 from ds_profiler.count import FlopCounter
 from ds_profiler.errors import UsageError
+from ds_profiler.modules import parameters_of
 from ds_profiler.rules import RuleBook
 from ds_profiler.saved import SavedBytes
 from ds_profiler.timing import ModuleTimer, tensors_in
@@ -113,7 +114,7 @@ def time_modules(root: nn.Module, run: Run, device: torch.device, *, warm_up: in
             if run.backward:
                 run.scalar(output).backward()  # type: ignore[no-untyped-call]
         timer.reset()
-        for parameter in root.parameters():
+        for parameter in parameters_of(root):
             parameter.grad = None
         begin = clock.mark()
         output = run.forward()

@@ -17,6 +17,7 @@ from ds_profiler.calibrate import cost_of_interception
 from ds_profiler.clock import clock_for
 from ds_profiler.count import FlopCounter
 from ds_profiler.errors import UsageError
+from ds_profiler.modules import require_module
 from ds_profiler.report.text import aggregated_report, text_report
 from ds_profiler.report.write import write_text
 from ds_profiler.result import ModuleProfile, Profile
@@ -65,6 +66,7 @@ class FlopsProfiler:
         rules: RuleBook | None = None,
         peak_flops: float | None = None,
     ) -> None:
+        require_module(model)
         self.model = model
         self.facts = ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor

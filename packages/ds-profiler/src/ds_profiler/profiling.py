@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from ds_profiler.assemble import Measured, assemble, outside
 from ds_profiler.count import FlopCounter
 from ds_profiler.depth import depth_of, room_for
+from ds_profiler.errors import UsageError
+from ds_profiler.modules import buffers_of, parameters_of, require_module
 from ds_profiler.passes import Run, Times, count, time_modules
 from ds_profiler.result import Profile
 from ds_profiler.rules import RuleBook, default_rules
@@ -34,6 +37,7 @@ def profile(
     rules: RuleBook | None = None,
     peak_flops: float | None = None,
     call: Callable[..., Any] | None = None,
+    **named: Any,  # arguments of the model, whatever they are
 ) -> Profile:
     """Count and time one pass of `model(*args, **kwargs)`.
 
@@ -43,7 +47,7 @@ def profile(
     Args:
         model: any module; compiled, checkpointed, wrapped and partly frozen ones are welcome.
         *args: its positional arguments.
-        kwargs: its keyword arguments.
+        kwargs: its keyword arguments, by any name.
         backward: run and count the backward pass too.
         loss: makes the scalar that the backward pass starts from; by default all outputs summed.
         training: training or evaluation mode meanwhile; None leaves it as it is.
@@ -54,9 +58,13 @@ def profile(
         rules: what operators cost; extend `default_rules()` for operators of your own.
         peak_flops: what the device can do a second, for `Profile.utilisation`.
         call: what to call instead of the model (a method of it, such as `model.generate`).
+        **named: keyword arguments that its forward names and no option here does; others go in
+            `kwargs`, so that no option with a slip of the pen in it is taken for one.
     """
+    require_module(model)
     with room_for(depth_of(model)):
-        run = Run(call or model, args, dict(kwargs or {}), backward, loss)
+        keywords = _merged(call or model.forward, named, dict(kwargs or {}))
+        run = Run(call or model, args, keywords, backward, loss)
         device = _device_of(model, run)
         if compute is None:
             compute = device.type != "meta"
@@ -83,6 +91,33 @@ def profile(
         )
 
 
+def _merged(
+    call: Callable[..., Any], named: dict[str, Any], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """The model's keyword arguments; refuses what may be a slip in the name of an option."""
+    if twice := [name for name in named if name in kwargs]:
+        raise UsageError(f"{', '.join(twice)}: given in kwargs too; give it once")
+    known = _keywords(call) if named else []
+    if wrong := [name for name in named if name not in known]:
+        options = ", ".join(_keywords(profile)[1:])
+        raise UsageError(
+            f"{', '.join(wrong)}: no option of profile ({options}), and the model's forward names "
+            "no such argument; to pass it on all the same, say kwargs="
+            f"{{{', '.join(f'{name!r}: ...' for name in wrong)}}}"
+        )
+    return {**kwargs, **named}
+
+
+def _keywords(call: Callable[..., Any]) -> list[str]:
+    """What `call` names as an argument; nothing where it does not tell."""
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):  # builtins, scripted functions
+        return []
+    takes = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter.name for parameter in parameters if parameter.kind in takes]
+
+
 def _counted(
     model: nn.Module, run: Run, rules: RuleBook | None, *, fake: bool
 ) -> tuple[FlopCounter, Mapping[int, int]]:
@@ -100,7 +135,7 @@ def _needs_fake(compute: bool, device: torch.device) -> bool:
 
 
 def _device_of(model: nn.Module, run: Run) -> torch.device:
-    for tensor in (*model.parameters(), *model.buffers(), *tensors_in((run.args, run.kwargs))):
+    for tensor in (*parameters_of(model), *buffers_of(model), *tensors_in((run.args, run.kwargs))):
         return tensor.device
     return torch.device("cpu")
 

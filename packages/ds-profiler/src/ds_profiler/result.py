@@ -17,6 +17,9 @@ from ds_profiler.units import duration_to_string, number_to_string
 FORMAT = 1
 """Version of the JSON form."""
 
+_INDENTED = 50
+"""Levels up to which JSON has line breaks: with them, time and size grow with depth squared."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -209,15 +212,22 @@ class Profile:
         rest["outside"] = {phase: Work(**work) for phase, work in rest["outside"].items()}
         return cls(**rest)
 
+    def to_json(self) -> str:
+        """`to_dict` as JSON, a line a value unless it nests deep."""
+        indent = 1 if self._levels() <= _INDENTED else None
+        with self.room():
+            return json.dumps(self.to_dict(), indent=indent)
+
     def room(self) -> AbstractContextManager[None]:
         """Inside, what recurses over the tree has room on the stack."""
-        return room_for(1 + max(depth for depth, _ in self.root.walk()))
+        return room_for(self._levels())
+
+    def _levels(self) -> int:
+        return 1 + max(depth for depth, _ in self.root.walk())
 
     def save(self, path: str | Path) -> None:
-        """Write `to_dict` as a JSON file."""
-        with self.room():
-            text = json.dumps(self.to_dict(), indent=1)
-        Path(path).write_text(text, encoding="utf-8")
+        """Write `to_json` to a file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ds_profiler.modules import buffers_of, parameters_of
+
 
 class SavedBytes:
     """Context: books the storages that autograd saves, each once, by the running module.
@@ -30,8 +32,7 @@ class SavedBytes:
         self._where = where
         self._own = [
             version
-            for tensors in (root.parameters(), root.buffers())
-            for tensor in tensors
+            for tensor in (*parameters_of(root), *buffers_of(root))
             if _has_storage(tensor)
             for version in (tensor, stand_in(tensor))
         ]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ds_profiler.clock import Clock
+from ds_profiler.modules import parameters_of
 from ds_profiler.watch import Call, ModuleIndex, ModuleWatch
 
 
@@ -90,7 +91,7 @@ class ModuleTimer:
             self._end_with_parameters(call.module, span)
 
     def _end_with_parameters(self, module: nn.Module, span: _Span) -> None:
-        for parameter in module.parameters():
+        for parameter in parameters_of(module):
             if parameter.requires_grad and parameter.is_leaf:
                 self._handles.append(_when_accumulated(parameter, lambda _: self._end(span)))
 

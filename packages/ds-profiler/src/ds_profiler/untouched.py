@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ds_profiler.errors import UsageError
+from ds_profiler.modules import buffers_of, modules_of, parameters_of
 
 
 @contextmanager
@@ -23,16 +24,15 @@ def untouched(model: nn.Module, *, training: bool | None = None) -> Iterator[Non
         model: the model.
         training: puts the model in training (True) or evaluation (False) mode meanwhile.
     """
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):
-            raise UsageError(f"{name} has no shape yet: run the model once, then profile it")
-    flags = [(module, module.training) for module in model.modules()]
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    modules, parameters = modules_of(model), parameters_of(model)
+    _require_shapes(model, [*parameters, *buffers_of(model)])
+    flags = [(module, module.training) for module in modules]
+    grads = [(parameter, parameter.grad) for parameter in parameters]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in buffers_of(model)]
     # A forward may put another tensor in a buffer's place. (Scripted modules keep no dict.)
-    tables = [m._buffers for m in model.modules() if isinstance(m._buffers, dict)]
+    tables = [m._buffers for m in modules if isinstance(m._buffers, dict)]
     places = [(table, dict(table)) for table in tables]
-    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    devices = {p.device.index for p in parameters if p.device.type == "cuda"}
     if training is not None:
         model.train(training)
     try:
@@ -51,3 +51,13 @@ def untouched(model: nn.Module, *, training: bool | None = None) -> Iterator[Non
             for buffer, value in buffers:
                 if buffer.device.type != "meta" and not torch.equal(buffer, value):
                     buffer.copy_(value)
+
+
+def _require_shapes(model: nn.Module, tensors: list[Tensor]) -> None:
+    lazy = next((tensor for tensor in tensors if is_lazy(tensor)), None)
+    if lazy is None:
+        return
+    names = [
+        n for n, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor is lazy
+    ]
+    raise UsageError(f"{names[0]} has no shape yet: run the model once, then profile it")

@@ -14,17 +14,17 @@ from torch import nn
 from torch.nn.modules import module as hooks
 from torch.utils.hooks import RemovableHandle
 
+from ds_profiler.modules import modules_of
+
 OUTSIDE = -1
 """The index of what ran in no module of the model."""
 
 
 class ModuleIndex:
-    """The distinct modules of a model, numbered in the order of `named_modules`; the root is 0."""
+    """The distinct modules of a model, numbered in the order of `modules()`; the root is 0."""
 
     def __init__(self, root: nn.Module) -> None:
-        named = list(root.named_modules())
-        self.names = [name for name, _ in named]
-        self.modules = [module for _, module in named]
+        self.modules = modules_of(root)
         self._numbers = {id(module): number for number, module in enumerate(self.modules)}
 
     def without_compiled(self) -> ModuleIndex:
@@ -35,14 +35,17 @@ class ModuleIndex:
         """
         visible = copy.copy(self)
         visible._numbers = dict(self._numbers)
+        inside: set[nn.Module] = set()
         for module in self.modules:
-            inside = list(module.modules())
             if hasattr(module, "_orig_mod"):  # the wrapper of `torch.compile`, itself not compiled
-                inside.remove(module)
+                parts = list(module.children())
             elif getattr(module, "_compiled_call_impl", None) is None:
                 continue
-            for part in inside:
-                visible._numbers.pop(id(part), None)
+            else:
+                parts = [module]
+            for part in parts:
+                for hidden in modules_of(part, inside):
+                    visible._numbers.pop(id(hidden), None)
         return visible
 
     def number(self, module: nn.Module) -> int | None:
@@ -130,7 +133,7 @@ class ModuleWatch:
         if self._index.number(module) is None:
             return
         stack = self.stack()
-        if not self._active or not any(call.module is module for call in stack):
+        if not self._active or not any(call.module is module for call in reversed(stack)):
             return
         while True:  # calls above were left by an exception that runs no hooks (an interrupt)
             call = stack.pop()

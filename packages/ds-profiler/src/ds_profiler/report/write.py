@@ -70,7 +70,7 @@ def write_report(
     elif form == "trace":
         text = json.dumps(chrome_trace(profile))
     elif form == "json":
-        text = json.dumps(profile.to_dict(), indent=1)
+        text = profile.to_json()
     else:
         text = text_report(
             profile,
