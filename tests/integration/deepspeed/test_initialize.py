@@ -345,6 +345,21 @@ def test_twenty_engines_over_one_model_leave_it_as_it_was():
     assert all(param.grad is None for param in net.parameters())
 
 
+def test_an_engine_is_no_model_for_another():
+    engine, *_ = deepspeed.initialize(model=make_net(), config=CONFIG)
+    with pytest.raises(ConfigError, match=r"is a DeepSpeedEngine already.*model=engine\.module"):
+        deepspeed.initialize(model=engine, config=CONFIG)
+
+
+def test_a_load_that_finds_no_folder_says_so(tmp_path, caplog):
+    engine, *_ = deepspeed.initialize(model=make_net(), config=CONFIG)
+    assert engine.load_checkpoint(tmp_path / "none") == (None, None)
+    assert engine.load_checkpoint(tmp_path) == (None, None)
+    missing, empty = [text for text in caplog.messages if "nothing was loaded" in text]
+    assert missing.endswith("none: it does not exist")
+    assert empty.endswith("there is no file latest")
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_second_engine_over_a_sharded_model_is_refused_until_the_first_ends(stage):
     net = make_net()

@@ -76,7 +76,16 @@ def test_a_norm_that_is_not_finite_skips_and_never_becomes_a_factor(norm, caplog
     gate = StepGate(StaticLossScaler(), max_norm=1.0)
     factor, report = gate.admit(norm, lambda: ("layer.weight",))
     assert (factor, report.skipped, report.nonfinite) == (0.0, True, ("layer.weight",))
-    assert "'layer.weight' is not finite" in caplog.text
+    assert caplog.messages == ["step skipped: the gradient of 'layer.weight' is not finite"]
+
+
+def test_a_skipped_step_tells_what_becomes_of_the_scale(caplog):
+    gate = StepGate(DynamicLossScaler(initial=4, hysteresis=2))
+    for _ in range(2):
+        gate.admit(float("inf"), lambda: ("w",))
+    kept, lowered = caplog.messages
+    assert kept.endswith("is not finite (loss scale stays 4)")
+    assert lowered.endswith("is not finite (loss scale 4, now 2)")
 
 
 def test_a_run_stuck_at_the_smallest_scale_is_stopped_with_names():

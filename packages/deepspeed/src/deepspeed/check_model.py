@@ -8,8 +8,18 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from ds_core.engine import Engine
 from ds_core.errors import ConfigError, StateError
 from ds_core.naming import named_buffers
+
+
+def require_module(model: nn.Module) -> None:
+    """Raise `ConfigError` for what is an engine already."""
+    if isinstance(model, Engine):
+        raise ConfigError(
+            f"model is a {type(model).__name__} already; call initialize() once for a module, or "
+            "give it the engine's own: initialize(model=engine.module)"
+        )
 
 
 def require_values(model: nn.Module) -> None:

@@ -147,7 +147,9 @@ class EngineCheckpoint:
         if foreign is not None:
             return str(foreign), load_foreign(self, foreign, what=what, **rest)
         if tag is None and not (Path(load_dir) / "latest").exists():
-            logger.warning("no file %s/latest: nothing was loaded; pass a tag", load_dir)
+            if self.groups.world.rank == 0:
+                why = "there is no file latest" if Path(load_dir).is_dir() else "it does not exist"
+                logger.warning("nothing was loaded from the folder %s: %s", load_dir, why)
             return None, None
         with load_engine(
             self,  # type: ignore[arg-type]

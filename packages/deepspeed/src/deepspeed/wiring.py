@@ -15,6 +15,7 @@ from deepspeed import registry
 from deepspeed.adapters.activation_checkpointing import configure
 from deepspeed.check_model import (
     give_own_memory,
+    require_module,
     require_no_other_engine,
     require_own_parameters,
     require_values,
@@ -193,6 +194,7 @@ def build_engine(
     collate_fn: Any = None,
 ) -> DeepSpeedEngine:
     """An engine of the resolved configuration; collective over all ranks."""
+    require_module(model)
     require_values(model)
     give_own_memory(model)
     require_agreement(groups.data, "the model", model_facts(model))

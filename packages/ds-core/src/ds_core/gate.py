@@ -52,10 +52,7 @@ class StepGate:
         self._stuck = self._stuck + 1 if self.scaler.exhausted else 0
         self.scaler.update(overflow=True)
         logger.warning(
-            "step skipped: the gradient of '%s' is not finite (loss scale %g, now %g)",
-            first,
-            scale,
-            self.scaler.scale,
+            "step skipped: the gradient of '%s' is not finite%s", first, self._scales(scale)
         )
         if self._stuck >= PATIENCE:
             raise StateError(
@@ -64,3 +61,9 @@ class StepGate:
                 "Look at the loss and the inputs of these steps, or lower the learning rate"
             )
         return 0.0, StepReport(scaled_norm, skipped=True, loss_scale=scale, nonfinite=names)
+
+    def _scales(self, before: float) -> str:
+        now = self.scaler.scale
+        if before != now:
+            return f" (loss scale {before:g}, now {now:g})"
+        return "" if now == 1.0 else f" (loss scale stays {now:g})"

@@ -41,10 +41,15 @@ def make(
         setup: `module` is where the user made it and in the user's format.
         device: where it computes.
         make_store: for what the section wants on nvme.
+
+    Raises:
+        ConfigError: the section's stage is another, or parameters share memory.
     """
     _require_apart(setup)
     if section.stage == 3 or any(shard_of(param) for param in setup.module.parameters()):
         return _fully_sharded(section, setup, device, make_store)
+    if section.stage not in (1, 2):
+        raise ConfigError(f"zero_optimization.stage is {section.stage}; choose 1, 2 or 3")
     return _sharded(section, setup, device, make_store)
 
 
