@@ -73,12 +73,17 @@ def _json(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
+def _number(value: float) -> str:
+    """Whole numbers with all their digits."""
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"
+
+
 def _range(item: Field[Any], wanted: Any) -> str:
     rules = item.metadata
     if "only" in rules:
         return f"only `{_json(rules['only'])}`"
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    parts = [f"{sign} {rules[name]:g}" for name, sign in signs.items() if name in rules]
+    parts = [f"{sign} {_number(rules[name])}" for name, sign in signs.items() if name in rules]
     parts += [f"`{_json(choice)}`" for choice in choices(wanted)]
     return (
         ", ".join(parts)
@@ -91,9 +96,11 @@ def _doc(item: Field[Any]) -> str:
     rules = item.metadata
     text = rules.get("otherwise") or rules.get("doc", "")
     if rules.get("aliases"):
-        text += f"; also {', '.join(f'`{name}`' for name in rules['aliases'])}"
+        text = (
+            f"{text.removesuffix('.')}; also {', '.join(f'`{name}`' for name in rules['aliases'])}"
+        )
     if rules.get("deprecated"):
-        text += f"; old: {rules['deprecated']}"
+        text = f"{text.removesuffix('.')}; old: {rules['deprecated']}"
     return str(text).replace("|", "\\|")
 
 

@@ -13,10 +13,10 @@ PAGE = HERE.parents[2] / "docs" / "config-errors.md"
 _HEAD = """# What a wrong configuration is told
 
 Every message names the path, the value and the rule, and the nearest known key where there is
-one. All faults of a file come at once: `deepspeed.initialize` raises them as one `ConfigError`,
-`ds_config check FILE --world-size N` prints them and exits with 1. This page is made from the
-table that the tests run (`tests/unit/deepspeed/bad_configs.json`); each case there has its
-stated number of data-parallel ranks.
+one. All faults of a file come at once: `deepspeed.initialize` raises them as one `ConfigFaults`, a
+`deepspeed.ConfigError`; `ds_config check FILE --world-size N` prints them and exits with 1. This
+page is made from the table that the tests run (`tests/unit/deepspeed/bad_configs.json`); each case
+there has its stated number of data-parallel ranks.
 
 How a configuration is read:
 

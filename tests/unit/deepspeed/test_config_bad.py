@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import deepspeed
 from deepspeed.config import ConfigFaults, load_config
 from deepspeed.config.command import main
 from unit.deepspeed.config_errors import PAGE, BadConfig, load_table, render_page
@@ -69,3 +70,7 @@ def test_docs_page_shows_the_table() -> None:
     assert PAGE.read_text() == render_page(), (
         "rewrite it: python tests/unit/deepspeed/config_errors.py"
     )
+
+
+def test_the_error_of_the_page_is_there_under_its_name() -> None:
+    assert issubclass(ConfigFaults, deepspeed.ConfigError)

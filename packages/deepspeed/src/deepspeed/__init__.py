@@ -24,6 +24,7 @@ _NAMES = {
     "DeepSpeedDataLoader": "deepspeed.dataloader",
     "RepeatingLoader": "deepspeed.dataloader",
     "DeepSpeedConfig": "deepspeed.config.legacy",
+    "ConfigError": "deepspeed.config",
     "DeepSpeedConfigError": "deepspeed.config:ConfigError",
     "load_ds_config": "deepspeed.config.legacy",
     "git_hash": "deepspeed.git_version_info",

@@ -238,10 +238,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("checkpoint_dir", help="the folder that was saved to")
     parser.add_argument("output_dir", help="where the weight files go")
-    parser.add_argument("--max_shard_size", default="5GB", help="most bytes of a file")
+    parser.add_argument(
+        "--max_shard_size", default="5GB", help="most bytes of a file (default: %(default)s)"
+    )
     parser.add_argument("--safe_serialization", action="store_true", help="write safetensors")
     parser.add_argument("-t", "--tag", default=None, help="which checkpoint; default: the latest")
-    parser.add_argument("--exclude_frozen_parameters", action="store_true")
+    parser.add_argument(
+        "--exclude_frozen_parameters",
+        action="store_true",
+        help="leave out parameters that were not trained",
+    )
     parser.add_argument("-d", "--debug", action="store_true", help="show the traceback of errors")
     return parser.parse_args(argv)
 
