@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from ds_core.comm import Communicator
+from ds_core.errors import CollectiveTimeout
 from support.ranks import run_ranks
 
 
@@ -57,3 +59,24 @@ def test_a_long_wait_is_told_once_and_goes_on(what: str, label: str, wanted: Any
     (text,) = told
     assert f"rank 0 of 2 in group 'world' has waited 0.25 s in {what} number 1 ({label})" in text
     assert "`if rank == 0`" in text
+
+
+def late_in_one_of_two_groups() -> str:
+    """Ranks 0 and 1 are one group, 2 and 3 another of the same name; 1 and 3 stay away."""
+    pairs = [dist.new_group(pair, timeout=timedelta(seconds=1)) for pair in ([0, 1], [2, 3])]
+    rank = dist.get_rank()
+    if rank % 2:
+        time.sleep(4)
+        return ""
+    comm = Communicator(pairs[rank // 2], name="data")
+    with pytest.raises(CollectiveTimeout) as told:
+        comm.sum_number(1.0, label=f"of rank {rank}")
+    return str(told.value)
+
+
+def test_groups_of_one_name_do_not_speak_for_each_other() -> None:
+    first, _, second, _ = run_ranks(late_in_one_of_two_groups, 4)
+    for own, other, text in ((0, 2, first), (2, 0, second)):
+        assert f"rank 0: waits in all_reduce number 1 (of rank {own})" in text
+        assert f"of rank {other})" not in text
+        assert "rank 1: has not arrived" in text

@@ -276,7 +276,8 @@ class Communicator:
     def _report_waiting(self, what: str) -> str:
         """Post where this rank waits, and tell where the others do."""
         store = dist.distributed_c10d._get_default_store()
-        keys = [f"ds_core/waiting/{self.name}/{rank}" for rank in range(self.world_size)]
+        place = f"ds_core/waiting/{self.name}/{self.global_rank(0)}"  # groups may share a name
+        keys = [f"{place}/{rank}" for rank in range(self.world_size)]
         lines, silent = [], []
         try:
             store.set(keys[self.rank], what)
