@@ -59,10 +59,15 @@ def report(result: Profile, out: Path, name: str) -> None:
     draw_flame(result, out / f"{name}.png")
     print(f"{result.params:,} parameters, {result.macs:,} MACs, {result.flops:,} flops forward")
     if result.backward_flops:
-        memory = estimate_training_memory(result).total / 2**20
-        print(f"{result.backward_flops:,} flops backward; {memory:,.0f} MiB to train with Adam")
+        memory = in_bytes(estimate_training_memory(result).total)
+        print(f"{result.backward_flops:,} flops backward; {memory} to train with Adam")
     print(f"without a rule: {result.uncounted or 'nothing'}")
     print(f"see {out / name}.html, .png, .txt, .trace.json")
+
+
+def in_bytes(count: float) -> str:
+    """MiB, or GiB where there are many."""
+    return f"{count / 2**20:,.0f} MiB" if count < 10 * 2**30 else f"{count / 2**30:,.0f} GiB"
 
 
 def main() -> None:

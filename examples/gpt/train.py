@@ -19,6 +19,7 @@ from history import History, plot_history
 from model import GPT, GPTShape
 from text import batch_at, read_text
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 import deepspeed
 from ds_data import TokenBudget, TokenDecayLR
@@ -115,6 +116,15 @@ class Job:
         )
         if first == 0:
             self._validate(0)
+        with logging_redirect_tqdm():  # log lines above the bar, not into it
+            self._train(first)
+        self._finish()
+
+    def _train(self, first: int) -> None:
+        args, engine = self.args, self.engine
+        if self._done(first):
+            self._say("this run is finished already; more --steps or --train-tokens go on with it")
+            return
         bar = tqdm(
             initial=self.budget.consumed if self.budget else first,
             total=self.budget.train_tokens if self.budget else args.steps,
@@ -142,7 +152,6 @@ class Job:
                 state = {"tokens": self.tokens}
                 engine.save_checkpoint(args.out / "checkpoints", client_state=state)
         bar.close()
-        self._finish()
 
     def _done(self, step: int) -> bool:
         return self.budget.done if self.budget else step >= self.args.steps
@@ -217,7 +226,7 @@ class Job:
                 sample = module.generate(b"def ", 400, temperature=0.7, seed=self.args.seed)
                 (self.args.out / "sample.txt").write_bytes(sample)
                 print("\n--- a sample of the model's writing ---")
-                print(sample.decode("utf-8", errors="replace"))
+                print(printable(sample))
         if self.rank == 0:
             plot_history(self.args.out)
             first, last = self.history.first_and_last("valid_loss")
@@ -233,6 +242,14 @@ class Job:
     def _say(self, message: str) -> None:
         if self.rank == 0:
             print(message, flush=True)
+
+
+def printable(text: bytes) -> str:
+    """What a terminal may be sent: an untrained model also writes control characters."""
+    letters = text.decode("utf-8", errors="replace")
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in letters
+    )
 
 
 def deepspeed_gather(engine: Any) -> Any:

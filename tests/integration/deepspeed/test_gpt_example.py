@@ -84,6 +84,14 @@ def test_a_killed_run_resumes_with_the_losses_it_would_have_had(whole, tmp_path)
 
 
 @pytest.mark.slow
+def test_a_finished_run_says_so_and_its_sample_harms_no_terminal(whole):
+    printed = run(whole[0], "--resume")
+    assert "this run is finished already" in printed
+    sample = printed.partition("a sample of the model's writing ---")[2]
+    assert all(c.isprintable() or c in "\n\t" for c in sample)
+
+
+@pytest.mark.slow
 def test_one_process_trains_too(tmp_path):
     done = subprocess.run(
         [sys.executable, str(EXAMPLE / "train.py"), "--out", str(tmp_path), *SMALL, *PACE],
