@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +29,7 @@ class Heard(logging.Handler):
 
 def meet(what: str) -> tuple[Any, list[str]]:
     """Rank 1 comes a second late; patience is a quarter of that."""
+    warnings.simplefilter("error")  # of names that torch has given up
     Communicator.patience = timedelta(seconds=0.25)
     heard = Heard()
     logging.getLogger("ds_core.comm").addHandler(heard)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ds_core import single
 from ds_core.contracts.comm import CommEvent, CommObserver
 from ds_core.contracts.store import Pending
 from ds_core.errors import CollectiveTimeout, ConfigError, RankMismatchError
@@ -132,7 +133,7 @@ class Communicator:
             out.copy_(tensor)
         return self.run(
             "reduce_scatter",
-            lambda: dist.reduce_scatter_tensor(out, tensor, group=self.group, async_op=True),
+            lambda: single.reduce_scatter(out, tensor, self.group),
             tensor,
             label,
             async_op,
@@ -146,7 +147,7 @@ class Communicator:
             out.copy_(tensor)
         return self.run(
             "all_gather",
-            lambda: dist.all_gather_into_tensor(out, tensor, group=self.group, async_op=True),
+            lambda: single.all_gather(out, tensor, self.group),
             tensor,
             label,
             async_op,

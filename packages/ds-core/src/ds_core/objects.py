@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ds_core import single
+
 if TYPE_CHECKING:
     from ds_core.comm import Communicator
 
@@ -18,11 +20,11 @@ def gather(comm: Communicator, value: Any, what: str) -> list[Any]:
     mine = _pickled(value, comm.device)
     sizes = torch.empty(comm.world_size, dtype=torch.int64, device=comm.device)
     own = torch.tensor([mine.numel()], device=comm.device)
-    comm.wait_for(dist.all_gather_into_tensor(sizes, own, comm.group, async_op=True), what)
+    comm.wait_for(single.all_gather(sizes, own, comm.group), what)
     longest = int(sizes.max())
     padded = torch.nn.functional.pad(mine, (0, longest - mine.numel()))
     every = padded.new_empty(comm.world_size * longest)
-    comm.wait_for(dist.all_gather_into_tensor(every, padded, comm.group, async_op=True), what)
+    comm.wait_for(single.all_gather(every, padded, comm.group), what)
     parts = zip(every.view(comm.world_size, longest), sizes.tolist(), strict=True)
     return [_unpickled(part[:size]) for part, size in parts]
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ds_core import single
 from ds_core.errors import ConfigError
 
 
@@ -86,7 +87,9 @@ class _Kept:
         if self.group is None:
             return part.view(self.shape)
         whole = part.new_empty(part.numel() * dist.get_world_size(self.group))
-        dist.all_gather_into_tensor(whole, part.contiguous(), group=self.group)
+        work = single.all_gather(whole, part.contiguous(), self.group)
+        if work is not None:
+            work.wait()
         return whole[: self.shape.numel()].view(self.shape)
 
 
