@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -298,3 +301,17 @@ def test_a_file_that_is_no_profile_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(UsageError, match=r"a\.json holds no profile"):
         Profile.load(tmp_path / "a.json")
+
+
+def test_the_command_ends_in_silence_once_its_reader_is_gone() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    call = "main(['torch.nn:Identity', '--input', '2x4'])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"from ds_profiler.command import main; raise SystemExit({call})"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

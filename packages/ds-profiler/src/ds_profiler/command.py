@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,9 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     sys.path.insert(0, str(Path.cwd()))
     try:
-        if options.target == "compare":
-            return _compare(options.files)
-        return _profile(options)
+        status = _compare(options.files) if options.target == "compare" else _profile(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of the output, as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ProfilerError as error:
         sys.stderr.write(f"ds-profile: {error}\n")
         return 2
@@ -46,6 +50,8 @@ def _explained(what: str, *kinds: type[Exception]) -> Iterator[None]:
     """Turns what the arguments themselves cause into one line."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except kinds as error:
         raise UsageError(f"{what}: {str(error).splitlines()[0]}") from error
 
