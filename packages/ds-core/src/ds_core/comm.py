@@ -232,25 +232,27 @@ class Communicator:
     def wait_for(self, work: dist.Work | None, what: str, tensor: Tensor | None = None) -> None:
         """Wait, and tell once if that takes longer than `patience`.
 
-        gloo can be asked again after a wait that ended early; other backends wait on the device.
+        A collective of gloo can be asked again after a wait that ended early. Others wait on
+        the device, and messages between two ranks (ds-zero's) end with the first wait.
         """
         if work is None:
             return
-        if not self._is_gloo or not (tensor is None or tensor.is_cpu):
+        is_here = self._is_gloo and (tensor is None or tensor.is_cpu)
+        if not is_here or not isinstance(work, dist.Work):
             work.wait()
             return
         try:
             work.wait(self.patience)
         except RuntimeError:
-            if work.is_completed():
-                raise
-            logger.warning(
-                "rank %d of %d in group '%s' has waited %g s in %s, where another rank has not "
-                "come yet. All ranks must make the same collectives in the same order; look for an "
-                "`if rank == 0` around a call that all must make. The wait goes on to its timeout.",
-                self.rank, self.world_size, self.name, self.patience.total_seconds(), what,
-            )  # fmt: skip
-            work.wait()
+            if not work.is_completed():
+                logger.warning(
+                    "rank %d of %d in group '%s' has waited %g s in %s, where another rank has not "
+                    "come yet. All ranks must make the same collectives in the same order; look "
+                    "for an `if rank == 0` around a call that all must make. The wait goes on to "
+                    "its timeout.",
+                    self.rank, self.world_size, self.name, self.patience.total_seconds(), what,
+                )  # fmt: skip
+            work.wait()  # raises what failed; work that ended at this very moment may be well
 
     def _guard(self, op: str, label: str, call: Callable[[str], Any]) -> Any:
         self._calls += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -159,8 +158,7 @@ class _All:
     def __init__(self, works: list[dist.Work]) -> None:
         self._works = works
 
-    def wait(self, _patience: timedelta | None = None) -> bool:
-        """Wait for all; never for a shorter time: gloo closes the pair when a message is late."""
+    def wait(self) -> bool:
         for work in self._works:
             work.wait()
         return True
@@ -176,7 +174,7 @@ class _Sum(_All):
         super().__init__(works)
         self._own, self._received, self._rank = own, received, rank
 
-    def wait(self, _patience: timedelta | None = None) -> bool:
+    def wait(self) -> bool:
         super().wait()
         if len(self._received) == 2:
             self._own.add_(self._received[1 - self._rank])
