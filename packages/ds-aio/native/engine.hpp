@@ -94,6 +94,7 @@ public:
 
 private:
     void start(unsigned num_threads) {
+        const SignalsBlocked blocked;
         std::vector<std::future<void>> begun;
         for (unsigned i = 0; i < num_threads; ++i) {
             std::promise<void> promise;

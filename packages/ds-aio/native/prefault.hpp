@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "job.hpp"
+#include "system.hpp"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -32,6 +33,7 @@ public:
     void begin(const std::shared_ptr<Job>& job) {
         if (job->total() < kWorthwhile) return;
         const auto walk = std::make_shared<Walk>(job);
+        const SignalsBlocked blocked;
         std::lock_guard<std::mutex> lock(mutex_);
         for (size_t i = 0; i < most_threads_ && job->hold(); ++i) {
             try {

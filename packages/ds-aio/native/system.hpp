@@ -1,11 +1,13 @@
-// Owned descriptors and errors of system calls.
+// Owned descriptors, errors of system calls, and the signals of threads.
 #pragma once
 
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
+#include <initializer_list>
 #include <utility>
 
 namespace ds_aio {
@@ -83,6 +85,25 @@ public:
 private:
     void* address_ = nullptr;
     size_t length_ = 0;
+};
+
+// Threads begun while this lives meet no signals but those of their own faults: the kernel starts no helper
+// of io_uring for a thread that has a signal waiting, and drops the transfer.
+class SignalsBlocked {
+public:
+    SignalsBlocked() {
+        sigset_t blocked;
+        ::sigfillset(&blocked);
+        for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT})
+            ::sigdelset(&blocked, own);
+        ::pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+    }
+    SignalsBlocked(const SignalsBlocked&) = delete;
+    SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+    ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+private:
+    sigset_t before_;
 };
 
 inline uint64_t round_down(uint64_t value, uint64_t step) { return value - value % step; }

@@ -163,7 +163,8 @@ private:
             error = static_cast<int>(-result.value);
             if (piece.direct && (error == EINVAL || error == EOPNOTSUPP || error == ENOTBLK)) {
                 job.file->refuse_direct();
-            } else if (error != EINTR && error != EAGAIN) {
+            } else if (error != EINTR && error != EAGAIN && error != ECANCELED) {
+                // Nobody here cancels: the kernel does, where it could not start a helper of its own.
                 by_hand = false;
             }
         }

@@ -27,6 +27,7 @@ WAYS = {
     "refused by transfers": Faults(refuse_transfer=True),
     "short": Faults(short_limit=3000),
     "interrupted": Faults(fail_errno=4, fail_times=2),
+    "cancelled": Faults(fail_errno=125, fail_times=1),
 }
 small = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

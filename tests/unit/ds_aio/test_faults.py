@@ -18,7 +18,7 @@ import torch
 import ds_aio
 from ds_aio import Faults, Options, TransferError
 
-from .conftest import random_bytes
+from .conftest import BACKENDS, random_bytes
 
 
 @pytest.fixture
@@ -211,6 +211,42 @@ def test_signals_during_transfers_do_no_harm(backend: str, tmp_path: Path) -> No
         signal.signal(signal.SIGALRM, old)
     assert seen
     assert torch.equal(out, data)
+
+
+def test_signals_cancel_no_transfer_of_a_new_engine(backend: str, tmp_path: Path) -> None:
+    # The kernel begins a helper for the first transfer that would block, and drops that transfer
+    # if its thread has a signal waiting just then.
+    data = random_bytes(3_001_792)
+    old = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.00005, 0.00005)
+    try:
+        for _ in range(60):
+            handle = ds_aio.aio_handle(backend=backend, intra_op_parallelism=2)
+            handle.async_pwrite(data, str(tmp_path / "f"))
+            assert handle.wait() == 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert (tmp_path / "f").read_bytes() == data.numpy().tobytes()
+
+
+@pytest.mark.parametrize("native", [name for name in BACKENDS if name != "python"])
+def test_threads_of_an_engine_block_signals(native: str, tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/task"))
+    options = Options(backend=native, intra_op_parallelism=2)  # type: ignore[arg-type]
+    with ds_aio.Engine(options) as engine:
+        with ds_aio.File(tmp_path / "f", "w", engine, owned=False) as file:
+            file.write(torch.zeros(20 << 20, dtype=torch.uint8)).wait()
+        own = set(os.listdir("/proc/self/task")) - before
+        assert len(own) >= 2
+        for thread in own:
+            status = Path(f"/proc/self/task/{thread}/status").read_text()
+            if "iou-" in status:  # the kernel's own
+                continue
+            blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+            assert blocked >> (signal.SIGALRM - 1) & 1
+            assert blocked >> (signal.SIGINT - 1) & 1
+            assert not blocked >> (signal.SIGSEGV - 1) & 1
 
 
 def test_a_refused_open_leaves_a_note_once(tmp_path: Path) -> None:

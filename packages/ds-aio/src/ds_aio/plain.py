@@ -170,7 +170,7 @@ class Engine:
         hit = offset <= faults.fail_offset < offset + len(memory)
         if faults.fail_errno and hit and faults.fail_times:
             faults.fail_times -= 1
-            if faults.fail_errno != errno.EINTR:
+            if faults.fail_errno not in (errno.EINTR, errno.ECANCELED):
                 raise OSError(faults.fail_errno, os.strerror(faults.fail_errno))
         return (os.pwritev if write else os.preadv)(fd, [memory], offset)
 

@@ -16,6 +16,8 @@
 #include <sched.h>
 #endif
 
+#include "signals.h"
+
 namespace ds {
 namespace {
 
@@ -44,6 +46,8 @@ class Team {
 
  private:
   void grow(int extra) {
+    if (size() >= extra) return;
+    const SignalsBlocked blocked;
     try {
       while (size() < extra) {
         std::thread helper([this, me = size()] { serve(me); });

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "signals.h"
+
 namespace ds {
 
 void Ticket::wait() {
@@ -46,6 +48,7 @@ std::shared_ptr<Ticket> Queue::submit(std::function<void()> work) {
 Queue::Line& Queue::line() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!line_ || owner_ != getpid()) {
+    const SignalsBlocked blocked;
     auto fresh = std::make_unique<Line>();
     fresh->thread = std::thread([line = fresh.get()] { line->serve(); });
     line_ = fresh.release();
