@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from ds_core.checkpoint import save
 from ds_core.contracts.shard import WEIGHT, TensorShard
 from ds_core.errors import CheckpointError
 from ds_core.training_state import SaveOptions, load_engine, save_engine
-from ds_zero import recover
+from ds_zero import GatheredParameters, recover
 from ds_zero.consolidate import get_fp32_state_dict_from_zero_checkpoint
 from ds_zero.sections import ZeroSection
 from support.ranks import run_ranks
@@ -145,3 +146,33 @@ def test_consolidating_400_mb_needs_the_memory_of_one_output_file(tmp_path: Path
     idle = peak_mb(str(tmp_path), str(tmp_path / "b"), "--max_shard_size", "1KB")
     by_file = peak_mb(str(tmp_path), str(tmp_path / "c"), "--max_shard_size", "100MB")
     assert by_file < idle + 160
+
+
+def take_state_dicts() -> list[tuple[list[int], int]]:
+    engine = engine_over(3, 0)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ds_zero.coordinator").addHandler(handler)
+    found = []
+
+    def take(**options: bool) -> None:
+        state = engine.module.state_dict(**options)
+        found.append((sorted({value.numel() for value in state.values()}), len(said)))
+
+    take(keep_vars=True)
+    with GatheredParameters(list(engine.module.parameters())):
+        take()
+    take()
+    take()
+    (text,) = said
+    assert "'first.weight'" in text
+    assert "6 parameters" in text
+    return found
+
+
+def test_a_state_dict_without_values_says_so_once():
+    for kept, inside, first, second in run_ranks(take_state_dicts, 2):
+        assert kept == ([0, 3], 0)
+        assert inside == ([3, 9, 15], 0)
+        assert first == second == ([0, 3], 1)

@@ -240,7 +240,7 @@ class EngineCheckpoint:
 
     def _order(self, state: Mapping[str, Tensor]) -> list[str]:
         """Keys in the order of the module's own state dict, the rest behind."""
-        own = [key for key in self.module.state_dict() if key in state]
+        own = [key for key in self.module.state_dict(keep_vars=True) if key in state]
         return own + [key for key in state if key not in own]
 
     def _agreed_tag(self, tag: str) -> str:

@@ -9,7 +9,7 @@ the model does with its weights.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -84,6 +84,7 @@ class Coordinator:
         self._following: dict[tuple[str, Shard], Shard] = {}
         self._previous: tuple[str, Shard] | None = None
         self._saving: list[bool] = []
+        self._said_empty = False
         self._kept = [shard for shard in self.shards() if shard.keeps]
         self.handles: list[RemovableHandle] = []
         self.watch()
@@ -100,6 +101,8 @@ class Coordinator:
         for child in self._module.modules():
             if id(child) not in inside:
                 self.watch_module(child)
+        tell = self._module.register_state_dict_post_hook(OwnHook(self._tell_empty))  # type: ignore[no-untyped-call]
+        self.handles.append(tell)
 
     def watch_module(self, module: nn.Module) -> None:
         """Gather `module`'s own parameters for its forward."""
@@ -293,6 +296,25 @@ class Coordinator:
                 shard = shard_of(leaf)
                 if shard is not None and self._stack:
                     shard.users.add(id(self._stack[0]))
+
+    def _tell_empty(self, _module: nn.Module, state: Mapping[str, Any], *_: Any) -> None:
+        """Say once that a state dict was taken while parameters are spread over the ranks.
+
+        Not with `keep_vars`: who asks for the parameters themselves gets them.
+        """
+        empty = [s for s in self.shards() if s.numel and s.status is not ZeroParamStatus.AVAILABLE]
+        with_vars = any(isinstance(value, nn.Parameter) for value in state.values())
+        if self._said_empty or with_vars or not empty:
+            return
+        self._said_empty = True
+        logger.warning(
+            "state_dict() of a model at ZeRO stage 3: %d parameters have no values in it, '%s' "
+            "first: each rank keeps a part of them. To save them, call engine.save_checkpoint or "
+            "deepspeed's engine.save_16bit_model; to have them here, call state_dict() on every "
+            "rank inside of GatheredParameters(list(model.parameters())).",
+            len(empty),
+            empty[0].name,
+        )
 
     def _note_use(self, shard: Shard, phase: str) -> None:
         """Learn what follows what, and after how many elements a parameter is used again."""

@@ -39,7 +39,7 @@ class Watched(dict[str, Any]):
 class OwnHook:
     """A hook of one module: a copy of the module gets one that does nothing."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_from_public_api")  # torch marks hooks of state dicts by the latter
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
