@@ -6,7 +6,8 @@ import contextlib
 import resource
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,13 @@ def random_bytes(count: int, seed: int = 0) -> torch.Tensor:
     """The same random bytes for the same arguments."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator)
+
+
+def eventually(holds: Callable[[], bool], patience: float = 10.0) -> bool:
+    """Whether `holds` comes true: the kernel takes some things away a little after their end."""
+    until = time.monotonic() + patience
+    while not holds():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True

@@ -7,7 +7,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,8 @@ import torch
 
 import ds_aio
 from ds_aio import Options
+
+from .conftest import eventually
 
 
 def kib(name: str) -> int:
@@ -32,15 +33,10 @@ def held() -> dict[str, int]:
     return {"fd": count("fd"), "task": count("task"), "VmLck": kib("VmLck")}
 
 
-def more_than(before: dict[str, int], patience: float = 10.0) -> dict[str, int]:
-    """What stays above `before`: the kernel takes threads and rings away after their end."""
+def nothing_more_than(before: dict[str, int]) -> bool:
+    """Whether no more is held than `before`, once the kernel has taken threads and rings away."""
     gc.collect()
-    until = time.monotonic() + patience
-    while True:
-        above = {name: value for name, value in held().items() if value > before[name]}
-        if not above or time.monotonic() > until:
-            return above
-        time.sleep(0.01)
+    return eventually(lambda: all(value <= before[name] for name, value in held().items()))
 
 
 @pytest.mark.parametrize("how", ["free", "drop", "raise"])
@@ -63,7 +59,7 @@ def test_locked_tensors_are_given_back(tmp_path: Path, how: str) -> None:
             once()
         except KeyError:
             continue
-    assert not more_than(before)
+    assert nothing_more_than(before)
     assert kib("VmRSS") < rss + (64 << 10)
 
 
@@ -128,7 +124,7 @@ def test_nothing_leaks_over_300_rounds(backend: str, tmp_path: Path) -> None:
     before, rss = held(), kib("VmRSS")
     for _ in range(300):
         round_of_work()
-    assert not more_than(before)
+    assert nothing_more_than(before)
     assert kib("VmRSS") < rss + (16 << 10)
 
 
@@ -152,7 +148,7 @@ def test_300_engines_that_meet_errors_leave_nothing(backend: str, tmp_path: Path
     before, rss = held(), kib("VmRSS")
     for _ in range(300):
         round_of_work()
-    assert not more_than(before)
+    assert nothing_more_than(before)
     assert kib("VmRSS") < rss + (16 << 10)
 
 
@@ -162,7 +158,7 @@ def test_engines_leave_no_threads_or_descriptors(backend: str, tmp_path: Path) -
             file.write(torch.zeros(5000))
         if round_number == 2:
             before = held()
-    assert not more_than(before)
+    assert nothing_more_than(before)
 
 
 def test_a_dropped_transfer_still_owns_its_memory(backend: str, tmp_path: Path) -> None:
